@@ -1,0 +1,55 @@
+"""The tensors behind the KV blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specdec.cache.blocks import BLOCK_SIZE
+
+
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    """What one token's KV looks like.
+
+    Attributes:
+        num_layers, num_kv_heads, head_dim: of the model.
+        dtype: of the stored keys and values.
+    """
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Bytes of one block, keys and values of all layers."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * BLOCK_SIZE * self.dtype.itemsize
+
+
+class KVStorage:
+    """Keys and values of all blocks.
+
+    Attributes:
+        keys, values: one tensor per layer, [num_blocks, num_kv_heads, BLOCK_SIZE, head_dim]. A block of a layer is
+            contiguous, so a run of neighbouring blocks is a view.
+    """
+
+    def __init__(self, shape: KVShape, num_blocks: int, device: torch.device) -> None:
+        size = (num_blocks, shape.num_kv_heads, BLOCK_SIZE, shape.head_dim)
+        # Zeros, not empty memory: masked positions are multiplied by 0, and 0 * NaN is NaN.
+        self.keys = [torch.zeros(size, dtype=shape.dtype, device=device) for _ in range(shape.num_layers)]
+        self.values = [torch.zeros(size, dtype=shape.dtype, device=device) for _ in range(shape.num_layers)]
+
+    def write(self, layer: int, keys: Tensor, values: Tensor, blocks: Tensor, offsets: Tensor) -> None:
+        """Store the keys and values of some tokens of one layer.
+
+        Args:
+            keys, values: [num_tokens, num_kv_heads, head_dim].
+            blocks, offsets: int64 [num_tokens], each token's block and its place in it.
+        """
+        self.keys[layer][blocks, :, offsets] = keys
+        self.values[layer][blocks, :, offsets] = values

@@ -1,0 +1,118 @@
+"""Attention of a ragged batch over the KV blocks, behind transformers' attention interface.
+
+The model calls `paged_attention` in every layer. It stores the new keys and values in the block pool, then asks
+the forward's `AttentionPlan` for the outputs. Two kernels make plans: `specdec.runner.exact_attention` (CPU;
+reproducible to the bit) and `specdec.runner.gather_attention` (CUDA; PyTorch's fused attention).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from specdec.cache.storage import KVStorage
+from specdec.errors import UnsupportedModelError
+from specdec.runner.batch import RaggedBatch
+
+ATTENTION_NAME = "specdec_paged"
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionOptions:
+    """What one layer asks of attention.
+
+    Attributes:
+        scaling: of the scores.
+        window: a query sees its own position and the ``window - 1`` before it; None sees all.
+        softcap: scores are squashed into (-softcap, softcap); None leaves them.
+    """
+
+    scaling: float
+    window: int | None
+    softcap: float | None
+
+
+class AttentionPlan(Protocol):
+    """One forward's attention: where its queries stand and which keys they see, prepared for all layers."""
+
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions) -> Tensor:
+        """Attention of one layer.
+
+        Args:
+            queries: [num_heads, num_tokens, head_dim], in the order of the batch.
+            keys, values: a layer of the pool, [num_blocks, num_kv_heads, BLOCK_SIZE, head_dim].
+
+        Returns:
+            [num_tokens, num_heads, head_dim].
+        """
+
+
+class AttentionKernel(Protocol):
+    """A way to compute attention over the pool."""
+
+    def plan(self, batch: RaggedBatch) -> AttentionPlan:
+        """Prepare the attention of one forward."""
+
+
+@dataclass(slots=True)
+class AttentionStep:
+    """What a forward carries through the model to its attention layers.
+
+    Attributes:
+        num_calls: attention layers run so far, so that a model which loses the step on the way is noticed.
+    """
+
+    batch: RaggedBatch
+    storage: KVStorage
+    plan: AttentionPlan
+    num_calls: int = 0
+
+
+def paged_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    specdec_step: AttentionStep | None = None,
+    **kwargs: object,
+) -> tuple[Tensor, None]:
+    """The function transformers calls in every attention layer.
+
+    Args:
+        query: [1, num_heads, padded tokens, head_dim].
+        key, value: [1, num_kv_heads, padded tokens, head_dim].
+        attention_mask: None; the step knows which keys a query sees.
+
+    Returns:
+        [1, padded tokens, num_heads, head_dim], and no weights.
+    """
+    if specdec_step is None:
+        raise UnsupportedModelError("the model does not pass keyword arguments on to its attention layers")
+    if kwargs.get("s_aux") is not None:
+        raise UnsupportedModelError("attention sinks are not supported")
+    step, num_tokens = specdec_step, specdec_step.batch.num_tokens
+    layer = module.layer_idx
+    if not isinstance(layer, int):
+        raise UnsupportedModelError("the model's attention layers have no layer_idx")
+    step.num_calls += 1
+    new_keys, new_values = key[0, :, :num_tokens].transpose(0, 1), value[0, :, :num_tokens].transpose(0, 1)
+    step.storage.write(layer, new_keys, new_values, step.batch.blocks, step.batch.offsets)
+    options = AttentionOptions(query.shape[-1] ** -0.5 if scaling is None else scaling, sliding_window, softcap)
+    outputs = step.plan.attend(
+        query[0, :, :num_tokens], step.storage.keys[layer], step.storage.values[layer], options
+    )
+    padding = query.shape[2] - num_tokens
+    if padding:
+        outputs = torch.cat([outputs, outputs.new_zeros(padding, *outputs.shape[1:])])
+    return outputs.unsqueeze(0), None
+
+
+AttentionInterface.register(ATTENTION_NAME, paged_attention)

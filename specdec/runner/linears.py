@@ -1,0 +1,74 @@
+"""Linear layers with packed fp16 weights for CPU.
+
+Weights are stored in fp16 in the layout of FBGEMM's kernel, inputs, products and sums are fp32. Decoding reads
+every weight once per forward and is bound by memory, so half the bytes is twice the speed, and a few rows more
+cost little: that is what makes verification cheap.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from specdec.runner.rows import SafeRows
+
+
+class PackedLinear(nn.Module):
+    """``x @ weight.T + bias`` with fp16 weights and fp32 arithmetic.
+
+    Args:
+        weight: [out_features, in_features]; rounded to fp16.
+        bias: [out_features] or None; kept in fp32.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        packed_bias = None if bias is None else bias.detach().float().contiguous()
+        self._packed = torch.ops.quantized.linear_prepack_fp16(weight.detach().float().contiguous(), packed_bias)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """[..., in_features] fp32 to [..., out_features] fp32."""
+        outputs: Tensor = torch.ops.quantized.linear_dynamic_fp16(inputs, self._packed)
+        return outputs
+
+
+def pack_linears(model: nn.Module) -> None:
+    """Replace every linear layer of a model by a `PackedLinear`, in place."""
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, nn.Linear):
+                setattr(parent, name, PackedLinear(child.weight, child.bias))
+            elif isinstance(child, Conv1D):
+                setattr(parent, name, PackedLinear(child.weight.T, child.bias))
+
+
+class RowSafeHead(nn.Module):
+    """A model's output head that takes any number of rows, computed in products of safe row counts.
+
+    Logits are wanted for few rows of a forward, and the head is the widest product by far: it is padded by itself.
+    """
+
+    def __init__(self, head: nn.Module, safe_rows: SafeRows) -> None:
+        super().__init__()
+        self.head = head
+        self._safe_rows = safe_rows
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[1, rows, hidden] to [1, rows, vocab]."""
+        parts = []
+        for part in hidden[0].split(self._safe_rows.max_rows):
+            padding = self._safe_rows.pad(len(part)) - len(part) if len(part) else 0
+            padded = nn.functional.pad(part, (0, 0, 0, padding)) if padding else part
+            parts.append(self.head(padded)[: len(part)])
+        return (parts[0] if len(parts) == 1 else torch.cat(parts)).unsqueeze(0)
+
+
+def linear_shapes(model: nn.Module) -> dict[tuple[int, int], nn.Module]:
+    """One linear layer of each (in_features, out_features) that occurs in a model."""
+    shapes: dict[tuple[int, int], nn.Module] = {}
+    for module in model.modules():
+        if isinstance(module, (nn.Linear, PackedLinear)):
+            shapes.setdefault((module.in_features, module.out_features), module)
+    return shapes
