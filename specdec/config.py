@@ -78,8 +78,10 @@ class WorkerSettings(Settings):
     kv_cache_bytes: int = Field(
         1 << 30, ge=1 << 16, description="Bytes of KV cache. One sequence of max_model_len must fit."
     )
-    max_tokens_per_step: int = Field(
-        512, ge=8, description="Rows of one forward; a longer prompt is prefilled in several steps."
+    max_tokens_per_step: int | None = Field(
+        None,
+        ge=8,
+        description="Tokens in one forward; a longer prompt is prefilled in several. Default: 128 on CPU, 2048 on CUDA.",
     )
     idle_sequence_timeout_s: float = Field(
         120.0, gt=0, description="KV of a sequence nobody asked for in this time is freed."

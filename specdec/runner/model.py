@@ -25,6 +25,10 @@ logger = logging.getLogger(__name__)
 # A head over a large vocabulary is the widest product by far; logits are wanted for few rows.
 _MAX_LOGIT_ROWS = 64
 
+# A CPU computes a hundred tokens in the time others wait without noticing; a GPU needs many to be busy.
+_CPU_TOKENS_PER_STEP = 128
+_CUDA_TOKENS_PER_STEP = 2048
+
 
 class ModelRunner:
     """Runs a loaded model over ragged batches. It keeps no sequence: block tables come with each call.
@@ -33,6 +37,7 @@ class ModelRunner:
         num_blocks: size of the KV pool.
         max_model_len: longest sequence the model and the pool can hold, in tokens.
         max_tokens: most tokens in one forward.
+        vocab_size: token ids the model knows are below this.
         fingerprint: of the model.
     """
 
@@ -45,6 +50,7 @@ class ModelRunner:
         self._model = loaded.model
         self._device = loaded.device
         self.fingerprint = loaded.fingerprint
+        self.vocab_size = loaded.tokenizer_vocab_size
         config = loaded.model.config.get_text_config()
         num_heads = int(config.num_attention_heads)
         num_kv_heads = int(getattr(config, "num_key_value_heads", None) or num_heads)
@@ -59,11 +65,11 @@ class ModelRunner:
         self._attention: AttentionKernel
         if self._device.type == "cpu":
             self._attention = ExactAttention(num_heads // num_kv_heads, head_dim)
-            self._safe_tokens = _find_safe_rows(loaded, settings.max_tokens_per_step)
+            self._safe_tokens = _find_safe_rows(loaded, settings.max_tokens_per_step or _CPU_TOKENS_PER_STEP)
             _make_head_row_safe(loaded)
         else:
             self._attention = GatherAttention()
-            self._safe_tokens = SafeRows(range(1, settings.max_tokens_per_step + 1))
+            self._safe_tokens = SafeRows(range(1, (settings.max_tokens_per_step or _CUDA_TOKENS_PER_STEP) + 1))
         self.max_tokens = self._safe_tokens.max_rows
         logger.info(
             "KV cache: %d blocks, %.0f MiB; longest sequence %d tokens; at most %d tokens per step",

@@ -1,0 +1,132 @@
+"""What a worker does for one sequence of one call, forward by forward.
+
+A job has tokens to feed. Its last rows (the tail) give the logits it wants and are computed in one forward; what
+comes before them may be fed in chunks. `VerifyJob` needs one tail; `ProposeJob` one for every token it drafts.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from specdec.drafting.model import ModelDraft
+from specdec.runner.batch import SequenceRows
+from specdec.sampling.choose import RowToChoose, accept_draft
+from specdec.types import ProposeItem, ProposeResult, VerifyItem, VerifyResult
+from specdec.worker.sequences import CachedSequence
+
+
+ResultT = TypeVar("ResultT", VerifyResult, ProposeResult)
+
+
+@dataclass(frozen=True, slots=True)
+class JobRows:
+    """A job's part in a forward.
+
+    Attributes:
+        rows: what the runner computes.
+        choices: how to choose a token from each of the logits.
+    """
+
+    rows: SequenceRows
+    choices: list[RowToChoose]
+
+
+class Job(ABC, Generic[ResultT]):
+    """The computation of one item of a call on one sequence.
+
+    Attributes:
+        result: the item's answer; complete when ``done``.
+        max_length: positions the sequence may come to hold.
+    """
+
+    def __init__(self, sequence: CachedSequence, base_length: int, tokens: list[int], max_length: int) -> None:
+        self.sequence = sequence
+        self.result: ResultT
+        self.max_length = max_length
+        self.done = False
+        # What the worker holds beyond the caller's base is a draft that was never committed, or will be sent again.
+        sequence.length = base_length
+        self._to_feed = tokens
+
+    @abstractmethod
+    def tail_choices(self) -> list[RowToChoose]:
+        """How to choose from the logits of the last tokens to feed; one entry per row of the tail."""
+
+    @abstractmethod
+    def take_choices(self, tokens: list[int]) -> None:
+        """Take the tokens chosen for `tail_choices`; sets ``done``, or what to feed next."""
+
+    @property
+    def num_tokens_to_feed(self) -> int:
+        """Tokens the job would like to have computed in the next forward."""
+        return len(self._to_feed)
+
+    def next_rows(self, budget: int) -> JobRows | None:
+        """The job's part in the next forward, of at most ``budget`` tokens; None if it cannot use them."""
+        choices = self.tail_choices()
+        if len(self._to_feed) <= budget:
+            return JobRows(self._rows(len(self._to_feed), len(choices)), choices)
+        # The tail is computed in one piece, later.
+        chunk = min(budget, len(self._to_feed) - len(choices))
+        return JobRows(self._rows(chunk, 0), []) if chunk > 0 else None
+
+    def advance(self, rows: SequenceRows, tokens: list[int]) -> None:
+        """Take the outcome of a forward: the rows are computed, and ``tokens`` chosen from their logits."""
+        self.sequence.length = rows.end
+        del self._to_feed[: len(rows.token_ids)]
+        if not self._to_feed:
+            self.take_choices(tokens)
+
+    def _rows(self, count: int, num_logits: int) -> SequenceRows:
+        return SequenceRows(self._to_feed[:count], self.sequence.length, self.sequence.blocks, num_logits)
+
+
+class VerifyJob(Job[VerifyResult]):
+    """Feed the committed tokens and the draft; keep of the draft what equals the target's own tokens."""
+
+    def __init__(self, item: VerifyItem, draft: list[int], sequence: CachedSequence) -> None:
+        """
+        Args:
+            draft: ``item.draft``, or less of it.
+        """
+        self._committed = item.base_length + len(item.tokens)
+        super().__init__(sequence, item.base_length, [*item.tokens, *draft], self._committed + len(draft))
+        self._draft = draft
+        self.result = VerifyResult(item.sequence_id)
+
+    def tail_choices(self) -> list[RowToChoose]:
+        first = self._committed
+        return [RowToChoose(self.sequence.sampling, first + index) for index in range(len(self._draft) + 1)]
+
+    def take_choices(self, tokens: list[int]) -> None:
+        self.result.num_accepted = accept_draft(self._draft, tokens)
+        self.result.output = tokens[: self.result.num_accepted + 1]
+        # Of the draft, the worker keeps only what it has verified.
+        self.sequence.length = self._committed + self.result.num_accepted
+        self.done = True
+
+
+class ProposeJob(Job[ProposeResult]):
+    """Feed the committed tokens, then draft one token per forward."""
+
+    def __init__(self, item: ProposeItem, num_draft_tokens: int, sequence: CachedSequence) -> None:
+        """
+        Args:
+            num_draft_tokens: ``item.num_draft_tokens``, or fewer.
+        """
+        committed = item.base_length + len(item.tokens)
+        super().__init__(sequence, item.base_length, list(item.tokens), committed + max(num_draft_tokens - 1, 0))
+        self._drafting = ModelDraft(sequence.sampling, num_draft_tokens, committed)
+        self.result = ProposeResult(item.sequence_id, draft=self._drafting.tokens)
+
+    def tail_choices(self) -> list[RowToChoose]:
+        return [] if self._drafting.done else [self._drafting.next_choice()]
+
+    def take_choices(self, tokens: list[int]) -> None:
+        self._drafting.tokens.extend(tokens)
+        self.done = self._drafting.done
+        if not self.done:
+            # Only what is needed for the next token is fed: the last drafted token stays out of the cache.
+            self._to_feed = list(tokens)

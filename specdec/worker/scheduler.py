@@ -1,0 +1,162 @@
+"""Which items are computed, and in which forward. No thread and no tensor: the step loop drives it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from specdec.types import ProposeItem, VerifyItem
+from specdec.worker.calls import AnyJob, Call, Item, PendingItem
+from specdec.worker.jobs import JobRows, ProposeJob, VerifyJob
+from specdec.worker.sequences import CachedSequence, SequenceTable
+
+
+class Scheduler:
+    """Turns items into jobs when there is room for them, and jobs into the rows of the next forward.
+
+    Items of one sequence run one after another, in the order of their arrival. An item that counts on KV the worker
+    does not hold is answered at once, and so is one that finds no room although its sequence is known: its caller
+    takes it out of the round and sends it whole. An item sent whole waits for room.
+    """
+
+    def __init__(self, table: SequenceTable, *, vocab_size: int, max_model_len: int, max_tokens: int) -> None:
+        self.table = table
+        self._vocab_size = vocab_size
+        self._max_model_len = max_model_len
+        self._max_tokens = max_tokens
+        self._waiting: list[PendingItem] = []
+        self._running: list[PendingItem] = []
+
+    @property
+    def has_work(self) -> bool:
+        """Some job can be advanced, or some item may become one."""
+        return bool(self._running or self._waiting)
+
+    def add(self, call: Call) -> None:
+        """Take a call in. Items that are wrong are answered here."""
+        for index, item in enumerate(call.items):
+            pending = PendingItem(call, index)
+            fault = self._fault(item)
+            if fault is not None:
+                pending.refuse(fault)
+            else:
+                self._waiting.append(pending)
+
+    def release(self, sequence_ids: Iterable[str]) -> None:
+        """Forget sequences, and refuse what still waits for them."""
+        released = set(sequence_ids)
+        for pending in [p for p in self._waiting if p.item.sequence_id in released]:
+            self._waiting.remove(pending)
+            pending.refuse("the sequence was released")
+        for sequence_id in released:
+            self.table.close(sequence_id)
+
+    def next_batch(self) -> list[tuple[PendingItem, JobRows]]:
+        """The rows of the next forward: at most ``max_tokens`` tokens, decode and verify rows before prefill."""
+        self._drop_cancelled()
+        self._admit()
+        batch: list[tuple[PendingItem, JobRows]] = []
+        budget = self._max_tokens
+        for pending, job in sorted(self._jobs(), key=lambda entry: entry[1].num_tokens_to_feed):
+            rows = job.next_rows(budget)
+            if rows is not None:
+                batch.append((pending, rows))
+                budget -= len(rows.rows.token_ids)
+            if budget == 0:
+                break
+        return batch
+
+    def advance(self, pending: PendingItem, rows: JobRows, tokens: list[int]) -> None:
+        """Take the outcome of a forward for one of its jobs."""
+        job = _job_of(pending)
+        job.advance(rows.rows, tokens)
+        if job.done:
+            self._end(pending)
+            pending.call.answer(pending.index, job.result)
+
+    def fail_all(self, error: BaseException) -> None:
+        """End everything with an error and forget all KV: after a failed forward none of it can be trusted."""
+        for pending in [*self._running, *self._waiting]:
+            pending.call.fail(error)
+        for pending in list(self._running):
+            self._end(pending)
+        self._waiting.clear()
+        self.table.clear()
+
+    def _jobs(self) -> list[tuple[PendingItem, AnyJob]]:
+        return [(pending, pending.job) for pending in self._running if pending.job is not None]
+
+    def _end(self, pending: PendingItem) -> None:
+        self._running.remove(pending)
+        self.table.end(_job_of(pending).sequence)
+
+    def _drop_cancelled(self) -> None:
+        self._waiting = [pending for pending in self._waiting if not pending.call.future.cancelled()]
+        for pending in [pending for pending in self._running if pending.call.future.cancelled()]:
+            self._end(pending)
+
+    def _admit(self) -> None:
+        """Turn waiting items into jobs, in order of arrival, as far as there is room."""
+        still_waiting = []
+        for pending in self._waiting:
+            if not self._try_start(pending):
+                still_waiting.append(pending)
+        self._waiting = still_waiting
+
+    def _try_start(self, pending: PendingItem) -> bool:
+        """Start an item or answer it; False leaves it waiting."""
+        item, sequence = pending.item, self.table.find(pending.item.sequence_id)
+        if sequence is not None and sequence.busy:
+            return False
+        held = sequence.length if sequence is not None else 0
+        if held < item.base_length:
+            pending.ask_from(held)
+            return True
+        if sequence is None:
+            if item.sampling is None:
+                pending.ask_from(0)
+                return True
+            sequence = self.table.open(item.sequence_id, item.sampling)
+        job = self._make_job(item, sequence)
+        if not self.table.reserve(sequence, job.max_length):
+            self.table.close(item.sequence_id)
+            if item.base_length == 0:
+                return False
+            pending.ask_from(0)
+            return True
+        pending.job = job
+        self.table.begin(sequence)
+        self._running.append(pending)
+        return True
+
+    def _make_job(self, item: Item, sequence: CachedSequence) -> AnyJob:
+        room = self._max_model_len - item.base_length - len(item.tokens)
+        if isinstance(item, ProposeItem):
+            return ProposeJob(item, max(0, min(item.num_draft_tokens, room)), sequence)
+        # A guess can be anything. What cannot be a token, or would not fit, ends the draft before it.
+        valid = 0
+        while valid < min(len(item.draft), room) and 0 <= item.draft[valid] < self._vocab_size:
+            valid += 1
+        return VerifyJob(item, item.draft[:valid], sequence)
+
+    def _fault(self, item: Item) -> str | None:
+        """What makes an item impossible to serve, or None."""
+        if not item.tokens:
+            return "tokens is empty: send at least the last committed token"
+        if item.base_length < 0:
+            return f"base_length is {item.base_length}; it counts tokens"
+        wrong = [token for token in item.tokens if not 0 <= token < self._vocab_size]
+        if wrong:
+            return f"token id {wrong[0]} is not in the vocabulary of {self._vocab_size}"
+        length = item.base_length + len(item.tokens)
+        if length > self._max_model_len:
+            return f"{length} tokens are more than this worker's max_model_len of {self._max_model_len}"
+        if isinstance(item, VerifyItem) and len(item.draft) >= self._max_tokens:
+            return f"a draft of {len(item.draft)} tokens does not fit into one step of {self._max_tokens}"
+        return None
+
+
+def _job_of(pending: PendingItem) -> AnyJob:
+    """The job of a running item."""
+    if pending.job is None:
+        raise RuntimeError("the item is not running")
+    return pending.job

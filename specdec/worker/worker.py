@@ -1,0 +1,207 @@
+"""A model worker: a model, its KV, and a thread that steps.
+
+Calls are queued; the thread takes what is queued when a step ends, forms one ragged batch, runs one forward, and
+answers whatever that completed. So concurrent calls share forwards without waiting for each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from specdec.errors import WorkerUnavailableError
+from specdec.runner.model import ModelRunner
+from specdec.sampling.choose import choose_tokens
+from specdec.types import ProposeItem, ProposeResult, SamplingParams, VerifyItem, VerifyResult, WorkerInfo
+from specdec.worker.calls import Call, Result
+from specdec.worker.scheduler import Scheduler
+from specdec.worker.sequences import SequenceTable
+
+logger = logging.getLogger(__name__)
+
+_SWEEP_INTERVAL_S = 1.0
+_WARM_UP_ID = "warm-up"
+
+
+@dataclass(slots=True)
+class _Load:
+    """Smoothed figures of the step loop, over about the last ten seconds of its life."""
+
+    busy_share: float = 0.0
+    tokens_per_step: float = 0.0
+    updated: float = field(default_factory=time.monotonic)
+
+    def add(self, busy_s: float, num_tokens: int) -> None:
+        """Count a step that ended now."""
+        now = time.monotonic()
+        weight = min(1.0, max(now - self.updated, 1e-6) / 10.0)
+        share = min(1.0, busy_s / max(now - self.updated, 1e-6))
+        self.busy_share += weight * (share - self.busy_share)
+        self.tokens_per_step += 0.1 * (num_tokens - self.tokens_per_step)
+        self.updated = now
+
+    def current_busy_share(self) -> float:
+        """The busy share, counting the time since the last step as idle."""
+        idle_s = time.monotonic() - self.updated
+        return self.busy_share * max(0.0, 1.0 - idle_s / 10.0)
+
+
+class ModelWorker:
+    """Common to target and draft workers; see `TargetWorker` and `DraftWorker`."""
+
+    role = "model"
+
+    def __init__(self, runner: ModelRunner, idle_sequence_timeout_s: float) -> None:
+        self._runner = runner
+        table = SequenceTable(runner.num_blocks, idle_sequence_timeout_s)
+        self._scheduler = Scheduler(
+            table,
+            vocab_size=runner.vocab_size,
+            max_model_len=runner.max_model_len,
+            max_tokens=runner.max_tokens,
+        )
+        self._inbox: queue.SimpleQueue[Call | list[str] | None] = queue.SimpleQueue()
+        self._load = _Load()
+        self._step_started: float | None = None
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"{self.role}-steps", daemon=True)
+        self._thread.start()
+
+    async def release(self, sequence_ids: Iterable[str]) -> None:
+        """Forget sequences and free their KV. Unknown ones are ignored."""
+        self._inbox.put(list(sequence_ids))
+
+    def info(self) -> WorkerInfo:
+        """Figures for autoscaling, routing and people."""
+        table = self._scheduler.table
+        return WorkerInfo(
+            role=self.role,
+            model_fingerprint=self._runner.fingerprint,
+            max_model_len=self._runner.max_model_len,
+            num_sequences=len(table),
+            num_blocks=table.pool.num_blocks,
+            num_free_blocks=table.pool.num_free,
+            busy_share=self._load.current_busy_share(),
+            num_tokens_per_step=self._load.tokens_per_step,
+        )
+
+    def check_health(self, max_step_s: float) -> None:
+        """
+        Raises:
+            WorkerUnavailableError: the step thread is dead, or one step has taken more than ``max_step_s`` seconds.
+        """
+        if not self._thread.is_alive():
+            raise WorkerUnavailableError(f"the {self.role} worker's step thread has ended")
+        started = self._step_started
+        if started is not None and time.monotonic() - started > max_step_s:
+            raise WorkerUnavailableError(f"a step of the {self.role} worker has not ended in {max_step_s} s")
+
+    def close(self) -> None:
+        """Stop the thread; calls in flight fail with `WorkerUnavailableError`."""
+        self._closed.set()
+        self._inbox.put(None)
+        self._thread.join()
+
+    async def _call(self, items: Sequence[VerifyItem] | Sequence[ProposeItem]) -> list[Result]:
+        """Queue a call and wait for its answer; cancelling the wait cancels the call."""
+        if not items:
+            return []
+        if self._closed.is_set():
+            raise WorkerUnavailableError(f"the {self.role} worker is closed")
+        call = Call(items)
+        self._inbox.put(call)
+        return await asyncio.wrap_future(call.future)
+
+    def _run(self) -> None:
+        """The step thread."""
+        torch.set_num_threads(1)
+        while not self._closed.is_set():
+            self._drain()
+            self._scheduler.table.sweep()
+            try:
+                self._step()
+            except Exception as error:
+                # Whatever a forward dies of, the calls in it must hear of it, and the worker must go on or be
+                # found dead by its health check; nobody may be left waiting.
+                logger.exception("a step of the %s worker failed", self.role)
+                self._scheduler.fail_all(WorkerUnavailableError(f"a step of the {self.role} worker failed: {error}"))
+            self._step_started = None
+        self._drain()
+        self._scheduler.fail_all(WorkerUnavailableError(f"the {self.role} worker was closed"))
+
+    def _drain(self) -> None:
+        """Take in all that is queued; with nothing to compute, wait for something."""
+        wait_s = 0.0 if self._scheduler.has_work else _SWEEP_INTERVAL_S
+        while True:
+            try:
+                message = self._inbox.get(timeout=wait_s) if wait_s else self._inbox.get_nowait()
+            except queue.Empty:
+                return
+            if isinstance(message, Call):
+                self._scheduler.add(message)
+            elif message is not None:
+                self._scheduler.release(message)
+            wait_s = 0.0
+
+    def _step(self) -> None:
+        """One forward, if there is anything to compute."""
+        batch = self._scheduler.next_batch()
+        if not batch:
+            if self._scheduler.has_work:
+                # Items wait for blocks that others hold; only time or a message can change that.
+                time.sleep(0.005)
+            return
+        started = self._step_started = time.monotonic()
+        logits = self._runner.forward([rows.rows for _, rows in batch])
+        tokens = choose_tokens(logits, [choice for _, rows in batch for choice in rows.choices])
+        first = 0
+        for pending, rows in batch:
+            self._scheduler.advance(pending, rows, tokens[first : first + len(rows.choices)])
+            first += len(rows.choices)
+        num_tokens = sum(len(rows.rows.token_ids) for _, rows in batch)
+        self._load.add(time.monotonic() - started, num_tokens)
+
+
+class TargetWorker(ModelWorker):
+    """Verifies drafts with the target model."""
+
+    role = "target"
+
+    async def verify(self, items: list[VerifyItem]) -> list[VerifyResult]:
+        """Verify some sequences' drafts, each in one forward, shared with whatever else is being computed.
+
+        Raises:
+            WorkerUnavailableError: the forward failed or the worker is closed.
+        """
+        return [result for result in await self._call(items) if isinstance(result, VerifyResult)]
+
+    async def warm_up(self) -> None:
+        """Answer one call, so that the first real one finds everything loaded."""
+        await self.verify([VerifyItem(_WARM_UP_ID, 0, [0], [0], SamplingParams(temperature=0.0))])
+        await self.release([_WARM_UP_ID])
+
+
+class DraftWorker(ModelWorker):
+    """Drafts with the draft model."""
+
+    role = "draft"
+
+    async def propose(self, items: list[ProposeItem]) -> list[ProposeResult]:
+        """Draft for some sequences, one forward per token for all of them together.
+
+        Raises:
+            WorkerUnavailableError: as for `TargetWorker.verify`.
+        """
+        return [result for result in await self._call(items) if isinstance(result, ProposeResult)]
+
+    async def warm_up(self) -> None:
+        """As `TargetWorker.warm_up`."""
+        await self.propose([ProposeItem(_WARM_UP_ID, 0, [0], 2, SamplingParams(temperature=0.0))])
+        await self.release([_WARM_UP_ID])
