@@ -18,6 +18,7 @@ from specdec.types import (
     ProposeResult,
     VerifyItem,
     VerifyResult,
+    WorkerInfo,
 )
 
 
@@ -74,24 +75,40 @@ class GenerationEngine(Protocol):
         """Ask both pools for a sign of life; fast, and true only after their warm-up."""
 
 
-class TargetClient(Protocol):
-    """A pool of target workers, as the loop sees it."""
+class WorkerClient(Protocol):
+    """A pool of workers of one kind, as the loop sees it.
 
-    async def verify(self, items: list[VerifyItem], *, lane: str) -> list[VerifyResult]:
-        """Results in the order of ``items``. Calls of one lane go to one worker while it lives.
+    A lane is a name; calls of one lane go to one worker of the pool for as long as that worker lives.
+    """
+
+    async def info(self) -> WorkerInfo:
+        """What some worker of the pool says of itself; workers answer only after their warm-up.
 
         Raises:
-            WorkerUnavailableError: no answer; may be repeated.
-            WorkerRequestError: refused.
+            WorkerUnavailableError: none answers.
         """
 
     async def release(self, sequence_ids: list[str], *, lane: str) -> None:
         """Forget sequences. Never raises: a worker that cannot be reached forgets them by its own clock."""
 
 
-class DraftClient(Protocol):
-    """A pool of draft workers, as the loop sees it. Methods as in `TargetClient`."""
+class TargetClient(WorkerClient, Protocol):
+    """The pool of target workers."""
 
-    async def propose(self, items: list[ProposeItem], *, lane: str) -> list[ProposeResult]: ...
+    def lanes(self) -> list[str]:
+        """Names of the lanes the pool offers now, one per worker; at least one."""
 
-    async def release(self, sequence_ids: list[str], *, lane: str) -> None: ...
+    async def verify(self, items: list[VerifyItem], *, lane: str) -> list[VerifyResult]:
+        """Results in the order of ``items``.
+
+        Raises:
+            WorkerUnavailableError: no answer; may be repeated.
+            WorkerRequestError: refused.
+        """
+
+
+class DraftClient(WorkerClient, Protocol):
+    """The pool of draft workers."""
+
+    async def propose(self, items: list[ProposeItem], *, lane: str) -> list[ProposeResult]:
+        """As `TargetClient.verify`."""

@@ -58,7 +58,7 @@ class RowSafeHead(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """[1, rows, hidden] to [1, rows, vocab]."""
         parts = []
-        for part in hidden[0].split(self._safe_rows.max_rows):
+        for part in torch.split(hidden[0], self._safe_rows.max_rows):
             padding = self._safe_rows.pad(len(part)) - len(part) if len(part) else 0
             padded = nn.functional.pad(part, (0, 0, 0, padding)) if padding else part
             parts.append(self.head(padded)[: len(part)])

@@ -78,7 +78,7 @@ def read_model_config(folder: Path) -> PreTrainedConfig:
         ConfigError: unreadable.
     """
     try:
-        config = AutoConfig.from_pretrained(folder)
+        config: PreTrainedConfig = AutoConfig.from_pretrained(folder)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"cannot read the model config in {folder}: {error}") from error
     kind = config.model_type
@@ -106,7 +106,7 @@ def load_reference(folder: Path, dtype: DType, layers: list[int] | None = None) 
     """
     config = read_model_config(folder)
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=torch.float32)
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=torch.float32)
     except (OSError, ValueError, RuntimeError) as error:
         raise ConfigError(f"cannot load the model in {folder}: {error}") from error
     if layers is not None:
@@ -115,7 +115,8 @@ def load_reference(folder: Path, dtype: DType, layers: list[int] | None = None) 
         for tensor in model.parameters():
             tensor.copy_(tensor.to(TORCH_DTYPES[dtype]))
             tensor.requires_grad_(False)
-    return model.eval()
+    model.eval()
+    return model
 
 
 def load_model(settings: ModelSettings, layers: list[int] | None = None) -> LoadedModel:
@@ -157,9 +158,10 @@ def load_hf_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
         ConfigError: there is none.
     """
     try:
-        return AutoTokenizer.from_pretrained(folder)
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot load a tokenizer from {folder}: {error}") from error
+    return tokenizer
 
 
 def load_tokenizer(settings: ModelSettings) -> Tokenizer:

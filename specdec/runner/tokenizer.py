@@ -49,8 +49,7 @@ class Tokenizer:
 
     def decode(self, token_ids: list[int]) -> str:
         """Text of ``token_ids`` without special tokens; an incomplete code point shows as U+FFFD."""
-        text: str = self._hf.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        return text
+        return str(self._hf.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     def fingerprint(self) -> str:
         """SHA-256 hex over the vocabulary: equal for two tokenizers whose ids mean the same tokens."""

@@ -1,0 +1,207 @@
+"""The whole system in one process, without Ray: the same workers, the same loop.
+
+    from specdec import Engine
+
+    with Engine() as engine:
+        for chunk in engine.stream("The capital of France is", max_tokens=32, temperature=0.0):
+            ...
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import secrets
+import threading
+import uuid
+from collections.abc import Coroutine, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Self, TypeVar
+
+from specdec.config import EngineConfig
+from specdec.orchestrator.engine import SpeculationEngine
+from specdec.orchestrator.local import LocalDraft, LocalTarget
+from specdec.runner.load import load_tokenizer
+from specdec.types import (
+    FinishReason,
+    GenerationChunk,
+    GenerationRequest,
+    SamplingParams,
+    SpeculativeParams,
+    SpeculativeStats,
+    TokenOrigin,
+)
+from specdec.worker.build import build_draft_worker, build_target_worker
+from specdec.worker.worker import DraftWorker, TargetWorker
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A finished generation.
+
+    Attributes:
+        token_ids: the generated tokens, the end token included.
+        origins: where each came from.
+        seed: with the same parameters, it gives the same text again.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    origins: tuple[TokenOrigin, ...]
+    finish_reason: FinishReason
+    stats: SpeculativeStats
+    seed: int
+
+
+class Engine:
+    """A target, a draft and the verification loop in this process.
+
+    Methods block and may be called from any number of threads; concurrent generations share forwards.
+    """
+
+    def __init__(self, config: EngineConfig | None = None) -> None:
+        """Load the models; seconds for the demo pair, once it has been fetched.
+
+        Args:
+            config: default: the demo pair.
+
+        Raises:
+            ConfigError: a setting is wrong or a model cannot be served.
+        """
+        self.config = config or EngineConfig()
+        self.tokenizer = load_tokenizer(self.config.target)
+        self._workers: list[TargetWorker | DraftWorker] = []
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="specdec-loop", daemon=True)
+        self._thread.start()
+        try:
+            self._engine = self._run(self._build())
+        except BaseException:
+            self._stop()
+            raise
+
+    def generate(self, prompt: str | Sequence[int], **options: Any) -> Completion:
+        """Generate and wait for the end; arguments as for `request`."""
+        request = self.request(prompt, **options)
+        chunks = list(self.stream_request(request))
+        last = chunks[-1]
+        if last.finish_reason is None:
+            raise RuntimeError("the generation ended without a reason")
+        return Completion(
+            text="".join(chunk.text for chunk in chunks),
+            token_ids=tuple(token for chunk in chunks for token in chunk.token_ids),
+            origins=tuple(origin for chunk in chunks for origin in chunk.origins),
+            finish_reason=last.finish_reason,
+            stats=last.stats,
+            seed=request.sampling.seed,
+        )
+
+    def stream(self, prompt: str | Sequence[int], **options: Any) -> Iterator[GenerationChunk]:
+        """Generate and yield what every verify step adds; arguments as for `request`. Closing the iterator ends
+        the generation.
+        """
+        return self.stream_request(self.request(prompt, **options))
+
+    def request(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        chat: bool = False,
+        max_tokens: int = 128,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int | None = None,
+        stop: Sequence[str] = (),
+        ignore_eos: bool = False,
+        num_draft_tokens: int | None = None,
+        speculative: bool = True,
+    ) -> GenerationRequest:
+        """A request as this engine takes it.
+
+        Args:
+            prompt: text or token ids.
+            chat: the text is a user's message; it is put into the model's chat template.
+            max_tokens: tokens to generate at most.
+            seed: default: a random one.
+
+        Raises:
+            InvalidRequestError: an argument is out of range.
+        """
+        if not isinstance(prompt, str):
+            token_ids = list(prompt)
+        elif chat:
+            token_ids = self.tokenizer.encode_chat([{"role": "user", "content": prompt}])
+        else:
+            token_ids = self.tokenizer.encode(prompt)
+        return GenerationRequest(
+            request_id=uuid.uuid4().hex,
+            prompt_token_ids=tuple(token_ids),
+            max_tokens=max_tokens,
+            sampling=SamplingParams(temperature, top_k, top_p, secrets.randbits(63) if seed is None else seed),
+            speculative=SpeculativeParams(speculative, num_draft_tokens),
+            stop=tuple(stop),
+            ignore_eos=ignore_eos,
+        )
+
+    def stream_request(self, request: GenerationRequest) -> Iterator[GenerationChunk]:
+        """Generate for a request; see `stream`."""
+        events: queue.SimpleQueue[GenerationChunk | BaseException | None] = queue.SimpleQueue()
+
+        async def pump() -> None:
+            try:
+                async for chunk in self._engine.generate(request):
+                    events.put(chunk)
+            except Exception as error:
+                events.put(error)  # raised in the caller's thread
+            else:
+                events.put(None)
+
+        running = asyncio.run_coroutine_threadsafe(pump(), self._loop)
+        try:
+            while (event := events.get()) is not None:
+                if isinstance(event, BaseException):
+                    raise event
+                yield event
+        finally:
+            running.cancel()
+
+    def close(self) -> None:
+        """End all generations and free the models. Further calls fail."""
+        if not self._loop.is_closed():
+            self._run(self._engine.close())
+            self._stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    async def _build(self) -> SpeculationEngine:
+        target = await build_target_worker(self.config)
+        self._workers.append(target)
+        draft: DraftWorker | None = None
+        if self.config.draft is not None and self.config.speculation.enabled:
+            draft = await build_draft_worker(self.config)
+            self._workers.append(draft)
+        return SpeculationEngine(
+            self.config,
+            self.tokenizer,
+            LocalTarget(target),
+            None if draft is None else LocalDraft(draft),
+            max_model_len=target.info().max_model_len,
+        )
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the engine's loop and wait for it."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def _stop(self) -> None:
+        for worker in self._workers:
+            worker.close()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
