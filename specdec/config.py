@@ -81,7 +81,7 @@ class WorkerSettings(Settings):
     max_tokens_per_step: int | None = Field(
         None,
         ge=8,
-        description="Tokens in one forward; a longer prompt is prefilled in several. Default: 128 on CPU, 2048 on CUDA.",
+        description="Tokens in one forward; a longer prompt takes several. Default: 128 on CPU, 2048 on CUDA.",
     )
     idle_sequence_timeout_s: float = Field(
         120.0, gt=0, description="KV of a sequence nobody asked for in this time is freed."
@@ -99,7 +99,7 @@ class SpeculationSettings(Settings):
     def _default_within_limit(self) -> Self:
         if self.num_draft_tokens > self.max_num_draft_tokens:
             raise ValueError(
-                f"num_draft_tokens ({self.num_draft_tokens}) is above max_num_draft_tokens ({self.max_num_draft_tokens})"
+                f"num_draft_tokens is {self.num_draft_tokens}, above max_num_draft_tokens {self.max_num_draft_tokens}"
             )
         return self
 
@@ -115,7 +115,7 @@ class LoopSettings(Settings):
     """The verification loop: deadlines, retries, admission."""
 
     target_timeout_s: float = Field(60.0, gt=0, description="Deadline of one verify call; then it is retried.")
-    draft_timeout_s: float = Field(2.0, gt=0, description="Deadline of one propose call; then the round goes on plainly.")
+    draft_timeout_s: float = Field(2.0, gt=0, description="Deadline of one propose call; then the round is plain.")
     prefill_timeout_s: float = Field(300.0, gt=0, description="Deadline of one call that computes a whole prompt.")
     request_timeout_s: float = Field(600.0, gt=0, description="Deadline of a request where it does not say.")
     max_num_sequences: int = Field(64, ge=1, description="Requests decoded at once; further ones wait.")
@@ -144,6 +144,18 @@ class EngineConfig(Settings):
     loop: LoopSettings = LoopSettings()
     api: ApiSettings = ApiSettings()
     model_name: str | None = Field(None, min_length=1, description="Name in the API; default: target.source.")
+
+    @property
+    def draft_model(self) -> ModelSettings | None:
+        """Where the draft's weights are: its own source, or the target it is cut from; None without a draft."""
+        if self.draft is None:
+            return None
+        return ModelSettings(
+            source=self.draft.source or self.target.source,
+            revision=self.draft.revision if self.draft.source else self.target.revision,
+            dtype=self.draft.dtype,
+            device=self.draft.device,
+        )
 
     @property
     def served_model_name(self) -> str:

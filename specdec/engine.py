@@ -1,10 +1,10 @@
 """The whole system in one process, without Ray: the same workers, the same loop.
 
-    from specdec import Engine
+from specdec import Engine
 
-    with Engine() as engine:
-        for chunk in engine.stream("The capital of France is", max_tokens=32, temperature=0.0):
-            ...
+with Engine() as engine:
+for chunk in engine.stream("The capital of France is", max_tokens=32, temperature=0.0):
+...
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Engine:
         self._thread = threading.Thread(target=self._loop.run_forever, name="specdec-loop", daemon=True)
         self._thread.start()
         try:
-            self._engine = self._run(self._build())
+            self._engine = self._build()
         except BaseException:
             self._stop()
             raise
@@ -148,23 +148,20 @@ class Engine:
 
     def stream_request(self, request: GenerationRequest) -> Iterator[GenerationChunk]:
         """Generate for a request; see `stream`."""
-        events: queue.SimpleQueue[GenerationChunk | BaseException | None] = queue.SimpleQueue()
+        chunks: queue.SimpleQueue[GenerationChunk | None] = queue.SimpleQueue()
 
         async def pump() -> None:
             try:
                 async for chunk in self._engine.generate(request):
-                    events.put(chunk)
-            except Exception as error:
-                events.put(error)  # raised in the caller's thread
-            else:
-                events.put(None)
+                    chunks.put(chunk)
+            finally:
+                chunks.put(None)
 
         running = asyncio.run_coroutine_threadsafe(pump(), self._loop)
         try:
-            while (event := events.get()) is not None:
-                if isinstance(event, BaseException):
-                    raise event
-                yield event
+            while (chunk := chunks.get()) is not None:
+                yield chunk
+            running.result()  # raises what the generation raised
         finally:
             running.cancel()
 
@@ -180,12 +177,12 @@ class Engine:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    async def _build(self) -> SpeculationEngine:
-        target = await build_target_worker(self.config)
+    def _build(self) -> SpeculationEngine:
+        target = build_target_worker(self.config)
         self._workers.append(target)
         draft: DraftWorker | None = None
         if self.config.draft is not None and self.config.speculation.enabled:
-            draft = await build_draft_worker(self.config)
+            draft = build_draft_worker(self.config)
             self._workers.append(draft)
         return SpeculationEngine(
             self.config,

@@ -1,15 +1,15 @@
 """Every error this package raises on purpose.
 
-    SpecdecError
-    ├── ConfigError            a setting is wrong; raised before anything is loaded or served
-    │   └── UnsupportedModelError   the model cannot be decoded exactly here; says why
-    ├── InvalidRequestError    a request is wrong (HTTP 400); names the field and the fix
-    │   └── ContextLengthError      prompt plus completion do not fit the context
-    ├── OverloadedError        no room to admit the request now (HTTP 429); retry later
-    ├── DeadlineExceededError  the request's own deadline passed (HTTP 504)
-    └── WorkerError            a worker call did not give an answer
-        ├── WorkerUnavailableError  worth repeating, here or on another replica
-        └── WorkerRequestError      the worker refused the call; repeating it cannot help
+SpecdecError
+├── ConfigError            a setting is wrong; raised before anything is loaded or served
+│   └── UnsupportedModelError   the model cannot be decoded exactly here; says why
+├── InvalidRequestError    a request is wrong (HTTP 400); names the field and the fix
+│   └── ContextLengthError      prompt plus completion do not fit the context
+├── OverloadedError        no room to admit the request now (HTTP 429); retry later
+├── DeadlineExceededError  the request's own deadline passed (HTTP 504)
+└── WorkerError            a worker call did not give an answer
+├── WorkerUnavailableError  worth repeating, here or on another replica
+└── WorkerRequestError      the worker refused the call; repeating it cannot help
 """
 
 from __future__ import annotations

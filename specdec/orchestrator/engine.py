@@ -23,7 +23,7 @@ _READINESS_TIMEOUT_S = 5.0
 class SpeculationEngine:
     """Decodes requests on pools of target and draft workers; a `GenerationEngine`.
 
-    Construct it inside a running event loop, and use it there.
+    All its coroutines run on one event loop.
     """
 
     def __init__(

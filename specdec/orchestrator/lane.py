@@ -215,7 +215,7 @@ class Lane:
             except (WorkerUnavailableError, TimeoutError) as error:
                 wait_s = backoff.next_wait_s()
                 if loop.time() + wait_s >= sequence.deadline:
-                    sequence.fail(DeadlineExceededError(f"no target worker answered in time; the last error: {error!r}"))
+                    sequence.fail(DeadlineExceededError(f"no target worker answered in time; last: {error!r}"))
                     break
                 logger.warning("%s: target call failed, again in %.2f s: %r", sequence.sequence_id, wait_s, error)
                 await asyncio.sleep(wait_s)

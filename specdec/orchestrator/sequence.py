@@ -70,9 +70,7 @@ class Sequence:
     def propose_item(self, num_draft_tokens: int) -> ProposeItem:
         """The next draft."""
         base = self.draft_length
-        return ProposeItem(
-            self.sequence_id, base, self.token_ids[base:], num_draft_tokens, self._sampling_for(base)
-        )
+        return ProposeItem(self.sequence_id, base, self.token_ids[base:], num_draft_tokens, self._sampling_for(base))
 
     def draft_prefill_item(self) -> ProposeItem:
         """What brings the draft worker up to the last token but one; the last is fed when a draft is wanted."""
@@ -88,8 +86,10 @@ class Sequence:
         self.target_length = length + num_accepted
         # A draft worker never feeds its last guess, so it holds one token less than it drafted.
         self.draft_length = min(self.draft_length, length) if not draft else length + min(num_accepted, len(draft) - 1)
-        last = TokenOrigin.PLAIN if not draft else (
-            TokenOrigin.BONUS if num_accepted == len(draft) else TokenOrigin.RECOVERED
+        last = (
+            TokenOrigin.PLAIN
+            if not draft
+            else (TokenOrigin.BONUS if num_accepted == len(draft) else TokenOrigin.RECOVERED)
         )
         self._emit(result.output, [TokenOrigin.ACCEPTED] * num_accepted + [last])
 
@@ -120,9 +120,11 @@ class Sequence:
             if finish_reason is not None:
                 break
         if finish_reason is not None:
-            text, stop_reason = self._finish(text, stop_reason)
+            self.finished = True
+            # What was held back may still complete a stop string.
+            text += self._stop.add(self._decoder.finish()) + self._stop.finish()
             if self._stop.matched is not None:
-                finish_reason = FinishReason.STOP
+                finish_reason, stop_reason = FinishReason.STOP, self._stop.matched
         self.events.put_nowait(
             GenerationChunk(
                 text=text,
@@ -133,17 +135,6 @@ class Sequence:
                 stats=replace(self.stats),
             )
         )
-
-    def _finish(self, text: str, stop_reason: str | int | None) -> tuple[str, str | int | None]:
-        """Give out what was held back; it may still complete a stop string."""
-        self.finished = True
-        if self._stop.matched is None:
-            text += self._stop.add(self._decoder.finish())
-            if self._stop.matched is None:
-                text += self._stop.finish()
-            else:
-                stop_reason = self._stop.matched
-        return text, stop_reason
 
     def _sampling_for(self, base_length: int) -> SamplingParams | None:
         """Sampling parameters go along on first contact only."""

@@ -45,31 +45,34 @@ class IncrementalDecoder:
 
 
 class StopStrings:
-    """Passes text on until a stop string appears, and holds back what may be the beginning of one.
-
-    Attributes:
-        matched: the stop string that appeared; None so far.
-    """
+    """Passes text on until a stop string appears, and holds back what may be the beginning of one."""
 
     def __init__(self, stop: Sequence[str]) -> None:
         self._stop = tuple(stop)
         self._held = ""
-        self.matched: str | None = None
+        self._matched: str | None = None
+
+    @property
+    def matched(self) -> str | None:
+        """The stop string that appeared; None so far."""
+        return self._matched
 
     def add(self, text: str) -> str:
-        """The text that can be given out now. Once a stop string has appeared: what stood before it."""
+        """The text that can be given out now. When a stop string appears: what stood before it, and no more."""
         if not self._stop:
             return text
+        if self._matched is not None:
+            return ""
         self._held += text
         found = [(at, stop) for stop in self._stop if (at := self._held.find(stop)) >= 0]
         if found:
-            at, self.matched = min(found)
+            at, self._matched = min(found)
             return self._release(at)
         return self._release(len(self._held) - self._num_held_back())
 
     def finish(self) -> str:
-        """The text still held back, when no more will come."""
-        return self._release(len(self._held))
+        """The text still held back, when no more will come; none after a stop string."""
+        return "" if self._matched is not None else self._release(len(self._held))
 
     def _num_held_back(self) -> int:
         """Length of the longest end of the text that is a beginning of a stop string."""

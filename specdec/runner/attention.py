@@ -106,9 +106,7 @@ def paged_attention(
     new_keys, new_values = key[0, :, :num_tokens].transpose(0, 1), value[0, :, :num_tokens].transpose(0, 1)
     step.storage.write(layer, new_keys, new_values, step.batch.blocks, step.batch.offsets)
     options = AttentionOptions(query.shape[-1] ** -0.5 if scaling is None else scaling, sliding_window, softcap)
-    outputs = step.plan.attend(
-        query[0, :, :num_tokens], step.storage.keys[layer], step.storage.values[layer], options
-    )
+    outputs = step.plan.attend(query[0, :, :num_tokens], step.storage.keys[layer], step.storage.values[layer], options)
     padding = query.shape[2] - num_tokens
     if padding:
         outputs = torch.cat([outputs, outputs.new_zeros(padding, *outputs.shape[1:])])

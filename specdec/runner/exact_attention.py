@@ -89,9 +89,7 @@ class ExactPlan:
             outputs[span] = result.reshape(num_heads, tile.count, head_dim).transpose(0, 1)
         return outputs
 
-    def _attend_tile(
-        self, queries: Tensor, keys: Tensor, values: Tensor, view: _View, softcap: float | None
-    ) -> Tensor:
+    def _attend_tile(self, queries: Tensor, keys: Tensor, values: Tensor, view: _View, softcap: float | None) -> Tensor:
         """Map queries [kv_heads, rows, head_dim] to outputs of the same shape."""
         num_rows = queries.shape[1]
         padding = self._safe_rows.pad(num_rows) - num_rows

@@ -1,8 +1,8 @@
 """Loading a model so that it is exactly the one everything is compared with.
 
 A model is rounded once, embedding and norms included, to the precision it is served in. `load_reference` gives that
-rounded model as plain transformers code in fp32 (or in the served dtype on CUDA); `load_model` prepares it for the
-runner: paged attention, packed linears on CPU.
+rounded model as plain transformers code; `load_model` prepares it for the runner: paged attention, packed linears on
+CPU.
 """
 
 from __future__ import annotations
@@ -15,10 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedConfig
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
-from specdec.config import DType, ModelSettings
+from specdec.config import DType, ModelSettings, WorkerSettings
 from specdec.errors import ConfigError, UnsupportedModelError
 from specdec.runner.attention import ATTENTION_NAME
 from specdec.runner.cut import cut_layers
@@ -98,15 +105,18 @@ def read_model_config(folder: Path) -> PreTrainedConfig:
     return config
 
 
-def load_reference(folder: Path, dtype: DType, layers: list[int] | None = None) -> PreTrainedModel:
-    """The model rounded to ``dtype``, held in fp32, with transformers' own attention: the reference.
+def load_reference(
+    folder: Path, dtype: DType, layers: list[int] | None = None, *, held_in: torch.dtype = torch.float32
+) -> PreTrainedModel:
+    """The model rounded to ``dtype``, with transformers' own attention: the reference.
 
     Args:
         layers: keep only these layers (see `cut_layers`).
+        held_in: dtype of the tensors and of the arithmetic.
     """
     config = read_model_config(folder)
     try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=torch.float32)
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=held_in)
     except (OSError, ValueError, RuntimeError) as error:
         raise ConfigError(f"cannot load the model in {folder}: {error}") from error
     if layers is not None:
@@ -115,7 +125,7 @@ def load_reference(folder: Path, dtype: DType, layers: list[int] | None = None) 
         for tensor in model.parameters():
             tensor.copy_(tensor.to(TORCH_DTYPES[dtype]))
             tensor.requires_grad_(False)
-    model.eval()
+    model.train(False)
     return model
 
 
@@ -131,10 +141,11 @@ def load_model(settings: ModelSettings, layers: list[int] | None = None) -> Load
     started = time.monotonic()
     device = resolve_device(settings.device)
     folder = resolve_source(settings.source, settings.revision)
-    model = load_reference(folder, settings.dtype, layers)
+    held_in = torch.float32 if device.type == "cpu" else TORCH_DTYPES[settings.dtype]
+    model = load_reference(folder, settings.dtype, layers, held_in=held_in)
     tokenizer = load_hf_tokenizer(folder)
-    if device.type == "cuda":
-        model.to(device=device, dtype=TORCH_DTYPES[settings.dtype])
+    if device.type != "cpu":
+        model.to(device)  # type: ignore[arg-type]  # transformers' wrapper hides the method's signature
     elif settings.dtype == "float16":
         pack_linears(model)
     model.set_attn_implementation(ATTENTION_NAME)
@@ -144,11 +155,22 @@ def load_model(settings: ModelSettings, layers: list[int] | None = None) -> Load
         device=device,
         vocab_size=config.vocab_size,
         tokenizer_vocab_size=min(len(tokenizer), config.vocab_size),
-        max_model_len=config.max_position_embeddings,
+        max_model_len=_num_positions(config),
         fingerprint=_fingerprint(folder, settings.dtype, layers),
     )
     logger.info("loaded %s on %s in %.1f s", settings.source, device, time.monotonic() - started)
     return loaded
+
+
+def max_model_len(settings: ModelSettings, worker: WorkerSettings) -> int:
+    """The longest sequence a worker with these settings will hold, in tokens; reads the model's config only."""
+    if worker.max_model_len is not None:
+        return worker.max_model_len
+    return _num_positions(read_model_config(resolve_source(settings.source, settings.revision)).get_text_config())
+
+
+def _num_positions(config: PreTrainedConfig) -> int:
+    return int(config.max_position_embeddings)
 
 
 def load_hf_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
@@ -191,4 +213,3 @@ def _fingerprint(folder: Path, dtype: DType, layers: list[int] | None) -> str:
                 file.seek(position)
                 digest.update(file.read(1 << 12))
     return digest.hexdigest()
-

@@ -61,9 +61,7 @@ def find_safe_rows(functions: Sequence[tuple[RowFunction, int]], candidates: Seq
     safe = list(candidates)
     for function, width in functions:
         rows = torch.randn(safe[-1] + _REFERENCE_ROWS, width, generator=generator)
-        reference = torch.cat(
-            [function(rows[i : i + _REFERENCE_ROWS]) for i in range(0, safe[-1], _REFERENCE_ROWS)]
-        )
+        reference = torch.cat([function(rows[i : i + _REFERENCE_ROWS]) for i in range(0, safe[-1], _REFERENCE_ROWS)])
         safe = [count for count in safe if torch.equal(function(rows[:count]), reference[:count])]
         if not safe:
             break

@@ -44,7 +44,9 @@ class Tokenizer:
         try:
             text = self._hf.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
         except jinja2.TemplateError as error:
-            raise InvalidRequestError(f"the model's chat template refuses the messages: {error}", param="messages") from error
+            raise InvalidRequestError(
+                f"the model's chat template refuses the messages: {error}", param="messages"
+            ) from error
         return self.encode(str(text), add_special_tokens=False)
 
     def decode(self, token_ids: list[int]) -> str:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from specdec.config import DraftSettings, EngineConfig, ModelSettings
+from specdec.config import EngineConfig
 from specdec.errors import ConfigError
 from specdec.runner.load import load_model
 from specdec.runner.model import ModelRunner
 from specdec.worker.worker import DraftWorker, TargetWorker
 
 
-async def build_target_worker(config: EngineConfig) -> TargetWorker:
+def build_target_worker(config: EngineConfig) -> TargetWorker:
     """The target worker of a config, warmed up.
 
     Raises:
@@ -20,34 +20,24 @@ async def build_target_worker(config: EngineConfig) -> TargetWorker:
     _limit_threads()
     settings = config.target_worker
     worker = TargetWorker(ModelRunner(load_model(config.target), settings), settings.idle_sequence_timeout_s)
-    await worker.warm_up()
+    worker.warm_up()
     return worker
 
 
-async def build_draft_worker(config: EngineConfig) -> DraftWorker:
+def build_draft_worker(config: EngineConfig) -> DraftWorker:
     """The draft worker of a config, warmed up.
 
     Raises:
         ConfigError: there is no draft in the config, or as for the target.
     """
-    if config.draft is None:
+    if config.draft is None or config.draft_model is None:
         raise ConfigError("draft is null in the config: there is no draft worker to build")
     _limit_threads()
     settings = config.draft_worker
-    loaded = load_model(draft_model_settings(config.target, config.draft), config.draft.cut_layers)
+    loaded = load_model(config.draft_model, config.draft.cut_layers)
     worker = DraftWorker(ModelRunner(loaded, settings), settings.idle_sequence_timeout_s)
-    await worker.warm_up()
+    worker.warm_up()
     return worker
-
-
-def draft_model_settings(target: ModelSettings, draft: DraftSettings) -> ModelSettings:
-    """Where the draft's weights are: its own source, or the target it is cut from."""
-    return ModelSettings(
-        source=draft.source or target.source,
-        revision=draft.revision if draft.source else target.revision,
-        dtype=draft.dtype,
-        device=draft.device,
-    )
 
 
 def _limit_threads() -> None:

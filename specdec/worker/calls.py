@@ -77,5 +77,3 @@ class PendingItem:
 
 def _result_type(item: Item) -> type[VerifyResult] | type[ProposeResult]:
     return VerifyResult if isinstance(item, VerifyItem) else ProposeResult
-
-

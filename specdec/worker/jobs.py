@@ -16,7 +16,6 @@ from specdec.sampling.choose import RowToChoose, accept_draft
 from specdec.types import ProposeItem, ProposeResult, VerifyItem, VerifyResult
 from specdec.worker.sequences import CachedSequence
 
-
 ResultT = TypeVar("ResultT", VerifyResult, ProposeResult)
 
 

@@ -46,9 +46,7 @@ class CachedSequence:
 class SequenceTable:
     """All sequences of a worker, and the block pool they share. Owned by the worker's step thread."""
 
-    def __init__(
-        self, num_blocks: int, idle_timeout_s: float, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, num_blocks: int, idle_timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.pool = BlockPool(num_blocks)
         self._sequences: dict[str, CachedSequence] = {}
         self._idle_timeout_s = idle_timeout_s

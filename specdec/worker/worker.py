@@ -12,6 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import torch
@@ -109,15 +110,16 @@ class ModelWorker:
         self._inbox.put(None)
         self._thread.join()
 
-    async def _call(self, items: Sequence[VerifyItem] | Sequence[ProposeItem]) -> list[Result]:
-        """Queue a call and wait for its answer; cancelling the wait cancels the call."""
-        if not items:
-            return []
+    def _submit(self, items: Sequence[VerifyItem] | Sequence[ProposeItem]) -> Future[list[Result]]:
+        """Queue a call; cancelling the future cancels it."""
         if self._closed.is_set():
             raise WorkerUnavailableError(f"the {self.role} worker is closed")
         call = Call(items)
-        self._inbox.put(call)
-        return await asyncio.wrap_future(call.future)
+        if items:
+            self._inbox.put(call)
+        else:
+            call.future.set_result([])
+        return call.future
 
     def _run(self) -> None:
         """The step thread."""
@@ -180,12 +182,13 @@ class TargetWorker(ModelWorker):
         Raises:
             WorkerUnavailableError: the forward failed or the worker is closed.
         """
-        return [result for result in await self._call(items) if isinstance(result, VerifyResult)]
+        results = await asyncio.wrap_future(self._submit(items))
+        return [result for result in results if isinstance(result, VerifyResult)]
 
-    async def warm_up(self) -> None:
-        """Answer one call, so that the first real one finds everything loaded."""
-        await self.verify([VerifyItem(_WARM_UP_ID, 0, [0], [0], SamplingParams(temperature=0.0))])
-        await self.release([_WARM_UP_ID])
+    def warm_up(self) -> None:
+        """Answer one call, so that the first real one finds everything loaded. Blocks."""
+        self._submit([VerifyItem(_WARM_UP_ID, 0, [0], [0], SamplingParams(temperature=0.0))]).result()
+        self._inbox.put([_WARM_UP_ID])
 
 
 class DraftWorker(ModelWorker):
@@ -199,9 +202,10 @@ class DraftWorker(ModelWorker):
         Raises:
             WorkerUnavailableError: as for `TargetWorker.verify`.
         """
-        return [result for result in await self._call(items) if isinstance(result, ProposeResult)]
+        results = await asyncio.wrap_future(self._submit(items))
+        return [result for result in results if isinstance(result, ProposeResult)]
 
-    async def warm_up(self) -> None:
+    def warm_up(self) -> None:
         """As `TargetWorker.warm_up`."""
-        await self.propose([ProposeItem(_WARM_UP_ID, 0, [0], 2, SamplingParams(temperature=0.0))])
-        await self.release([_WARM_UP_ID])
+        self._submit([ProposeItem(_WARM_UP_ID, 0, [0], 2, SamplingParams(temperature=0.0))]).result()
+        self._inbox.put([_WARM_UP_ID])
