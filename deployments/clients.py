@@ -50,7 +50,6 @@ class ServePool:
             WorkerUnavailableError: the replica is dead, restarting or over its limit, or its worker said so.
             WorkerRequestError: the worker refused the call, or failed in a way that repeating would repeat.
         """
-        called = f"{self._deployment_name}.{method}"
         try:
             return await self._handle.options(method_name=method, session_id=lane).remote(*args)
         except (WorkerUnavailableError, WorkerRequestError):

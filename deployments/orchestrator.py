@@ -34,7 +34,8 @@ class OrchestratorDeployment:
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Serve asks for the application once the constructor is done."""
-        return create_app(self._engine, self._config.api)
+        # Serve's proxy adds the request id header by itself.
+        return create_app(self._engine, self._config.api, send_request_id=False)
 
     async def __del__(self) -> None:
         if hasattr(self, "_engine"):

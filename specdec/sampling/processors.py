@@ -39,7 +39,9 @@ def process_logits(logits: Tensor, params: SamplingParams) -> Candidates:
         logits: float [vocab], of one position.
         params: temperature > 0 (greedy rows need no candidates).
     """
-    scores = logits.to(torch.float64) / params.temperature
+    scores = logits.to(torch.float64)
+    # The best score becomes 0, so that no temperature, however small, makes an infinite one.
+    scores = (scores - scores.max()) / params.temperature
     threshold = None
     if 0 < params.top_k < scores.numel():
         threshold = torch.topk(scores, params.top_k).values[-1]
