@@ -136,7 +136,7 @@ class EngineConfig(Settings):
 
     target: ModelSettings = ModelSettings(source=DEMO_TARGET)
     draft: DraftSettings | None = Field(
-        DraftSettings(cut_layers=[0, 1, 2, 3, 28, 29]), description="null decodes with the target alone."
+        DraftSettings(cut_layers=[0, 1, 11, 16]), description="null decodes with the target alone."
     )
     target_worker: WorkerSettings = WorkerSettings()
     draft_worker: WorkerSettings = WorkerSettings()

@@ -1,0 +1,1 @@
+"""Benchmarks. Timings are noisy: everything that is compared is run in turn, in one process, and medians are given."""
