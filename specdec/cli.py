@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit status: 0, 1 when it failed, 2 for a wrong command line."""
     options = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.INFO if options.verbose else logging.WARNING, format="%(message)s")
-    status = Console(stderr=True, highlight=False)
+    status = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
         if options.command == "check":
             return _check(options, status)
@@ -69,7 +69,7 @@ def _generate(options: argparse.Namespace, status: Console) -> int:
         for chunk in engine.stream_request(request):
             first_token = first_token if chunks else time.monotonic()
             chunks.append(chunk)
-            console.print(_styled(chunk, engine), end="")
+            _show(console, chunk, engine)
         console.print()
         summary = _summary(chunks, time.monotonic() - first_token, request.sampling.seed)
         status.print(Text(f"{summary} · loaded in {loaded - started:.1f} s", style="dim"))
@@ -77,6 +77,15 @@ def _generate(options: argparse.Namespace, status: Console) -> int:
             legend = Text("  ").join(Text(str(origin), style=_STYLES[origin]) for origin in TokenOrigin)
             status.print(legend)
     return 0
+
+
+def _show(console: Console, chunk: GenerationChunk, engine: Engine) -> None:
+    """Styled on a terminal, with tabs expanded and control characters left out; unchanged anywhere else."""
+    if console.is_terminal:
+        console.print(_styled(chunk, engine), end="")
+    else:
+        console.file.write(chunk.text)
+        console.file.flush()
 
 
 def _styled(chunk: GenerationChunk, engine: Engine) -> Text:

@@ -7,14 +7,24 @@ the Serve builder; the command line and `specdec.Engine` read the same file.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from specdec.errors import ConfigError
 
 DType = Literal["float16", "bfloat16", "float32"]
+
+
+def _known_device(value: str) -> str:
+    kind, _, index = value.partition(":")
+    if value in ("auto", "cpu", "cuda") or (kind == "cuda" and index.isdigit()):
+        return value
+    raise ValueError(f"must be 'auto', 'cpu', 'cuda' or 'cuda:N', not {value!r}")
+
+
+Device = Annotated[str, AfterValidator(_known_device)]
 
 DEMO_TARGET = "demo:smollm2-135m-instruct"
 
@@ -38,15 +48,7 @@ class ModelSettings(Settings):
     )
     revision: str | None = Field(None, description="Branch, tag or commit of a Hub id.")
     dtype: DType = Field("float16", description="Precision every weight is rounded to at load.")
-    device: str = Field("auto", description="'auto', 'cpu', 'cuda' or 'cuda:N'.")
-
-    @field_validator("device")
-    @classmethod
-    def _known_device(cls, value: str) -> str:
-        kind, _, index = value.partition(":")
-        if value in ("auto", "cpu", "cuda") or (kind == "cuda" and index.isdigit()):
-            return value
-        raise ValueError(f"must be 'auto', 'cpu', 'cuda' or 'cuda:N', not {value!r}")
+    device: Device = Field("auto", description="'auto', 'cpu', 'cuda' or 'cuda:N'.")
 
 
 class DraftSettings(Settings):
@@ -60,7 +62,7 @@ class DraftSettings(Settings):
         min_length=1,
     )
     dtype: DType = Field("float16", description="Precision every weight is rounded to at load.")
-    device: str = Field("auto", description="'auto', 'cpu', 'cuda' or 'cuda:N'.")
+    device: Device = Field("auto", description="'auto', 'cpu', 'cuda' or 'cuda:N'.")
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:
@@ -181,7 +183,7 @@ def load_engine_config(path: Path) -> EngineConfig:
         ConfigError: the file is missing, is no YAML mapping, or has a wrong setting.
     """
     try:
-        document: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+        document: Any = yaml.safe_load(path.read_bytes())
     except OSError as error:
         raise ConfigError(f"cannot read the config {path}: {error.strerror}") from error
     except yaml.YAMLError as error:

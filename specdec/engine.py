@@ -14,14 +14,16 @@ import queue
 import secrets
 import threading
 import uuid
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from specdec.config import EngineConfig
+from specdec.errors import WorkerUnavailableError
 from specdec.orchestrator.engine import SpeculationEngine
 from specdec.orchestrator.local import LocalDraft, LocalTarget
 from specdec.runner.load import load_tokenizer
+from specdec.runner.pair import require_sound_pair
 from specdec.types import (
     FinishReason,
     GenerationChunk,
@@ -33,8 +35,6 @@ from specdec.types import (
 )
 from specdec.worker.build import build_draft_worker, build_target_worker
 from specdec.worker.worker import DraftWorker, TargetWorker
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +71,11 @@ class Engine:
             ConfigError: a setting is wrong or a model cannot be served.
         """
         self.config = config or EngineConfig()
+        require_sound_pair(self.config)
         self.tokenizer = load_tokenizer(self.config.target)
         self._workers: list[TargetWorker | DraftWorker] = []
+        self._lock = threading.Lock()
+        self._closed = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="specdec-loop", daemon=True)
         self._thread.start()
@@ -157,7 +160,10 @@ class Engine:
             finally:
                 chunks.put(None)
 
-        running = asyncio.run_coroutine_threadsafe(pump(), self._loop)
+        with self._lock:
+            if self._closed:
+                raise WorkerUnavailableError("the engine is closed")
+            running = asyncio.run_coroutine_threadsafe(pump(), self._loop)
         try:
             while (chunk := chunks.get()) is not None:
                 yield chunk
@@ -166,10 +172,13 @@ class Engine:
             running.cancel()
 
     def close(self) -> None:
-        """End all generations and free the models. Further calls fail."""
-        if not self._loop.is_closed():
-            self._run(self._engine.close())
-            self._stop()
+        """End all generations with `WorkerUnavailableError` and stop the workers. Later generations fail likewise."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        asyncio.run_coroutine_threadsafe(self._end_generations(), self._loop).result()
+        self._stop()
 
     def __enter__(self) -> Self:
         return self
@@ -192,9 +201,11 @@ class Engine:
             max_model_len=target.info().max_model_len,
         )
 
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the engine's loop and wait for it."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+    async def _end_generations(self) -> None:
+        """End all generations, and wait until their readers have been told."""
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        await self._engine.close()
+        await asyncio.gather(*others, return_exceptions=True)
 
     def _stop(self) -> None:
         for worker in self._workers:

@@ -8,7 +8,13 @@ from collections.abc import AsyncIterator
 
 from specdec.config import EngineConfig
 from specdec.drafting.length import FixedDraftLength
-from specdec.errors import ContextLengthError, DeadlineExceededError, OverloadedError, WorkerError
+from specdec.errors import (
+    ContextLengthError,
+    DeadlineExceededError,
+    OverloadedError,
+    WorkerError,
+    WorkerUnavailableError,
+)
 from specdec.orchestrator.base import DraftClient, Readiness, TargetClient, WorkerClient
 from specdec.orchestrator.lane import Lane
 from specdec.orchestrator.sequence import Sequence
@@ -53,6 +59,7 @@ class SpeculationEngine:
         self._lanes: dict[str, Lane] = {}
         self._places = asyncio.Semaphore(config.loop.max_num_sequences)
         self._num_waiting = 0
+        self._closed = False
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationChunk]:
         """See `GenerationEngine.generate`."""
@@ -96,7 +103,8 @@ class SpeculationEngine:
         )
 
     async def close(self) -> None:
-        """End all requests and stop all lanes."""
+        """End all requests, those that wait too, and stop all lanes. Later requests fail."""
+        self._closed = True
         await asyncio.gather(*(lane.close() for lane in self._lanes.values()))
         self._lanes.clear()
 
@@ -126,6 +134,8 @@ class SpeculationEngine:
 
     def _choose_lane(self) -> Lane:
         """The emptiest of the lanes the target pool offers now. Lanes it no longer offers are closed once empty."""
+        if self._closed:
+            raise WorkerUnavailableError("the server is shutting down")
         offered = self._target.lanes()
         for name in [name for name, lane in self._lanes.items() if name not in offered and not len(lane)]:
             logger.info("lane %s is gone", name)

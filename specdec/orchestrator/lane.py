@@ -17,7 +17,7 @@ from specdec.errors import DeadlineExceededError, WorkerError, WorkerRequestErro
 from specdec.orchestrator.base import DraftClient, TargetClient
 from specdec.orchestrator.retry import Availability, Backoff
 from specdec.orchestrator.sequence import Sequence
-from specdec.types import VerifyResult
+from specdec.types import ProposeItem, ProposeResult, VerifyResult
 
 logger = logging.getLogger(__name__)
 
@@ -64,18 +64,13 @@ class Lane:
             return
         self._ready.pop(sequence.sequence_id, None)
         sequence.finished = True
-        bring_ups = [
-            task for kind in ("target", "draft") if (task := self._tasks.get((kind, sequence.sequence_id))) is not None
-        ]
-        for task in bring_ups:
-            task.cancel()
         # A worker must not hear of the sequence again after it has freed it: while the sequence is in the round,
         # the round's end frees it.
         if sequence.sequence_id not in self._in_round:
-            self._spawn("release", sequence.sequence_id, self._release([sequence.sequence_id], bring_ups))
+            self._free([sequence.sequence_id])
 
     def stop(self) -> None:
-        """Stop the rounds of a lane that has no sequences."""
+        """Stop the rounds of a lane that has no sequences; what the round under way has let go of is freed."""
         self._rounds.cancel()
 
     async def close(self) -> None:
@@ -84,7 +79,8 @@ class Lane:
             sequence.fail(WorkerUnavailableError("the server is shutting down"))
             self.discard(sequence)
         self.stop()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        while self._tasks:  # a task that ends may have started another, to free what it was about
+            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     # --- rounds ---------------------------------------------------------------------------------------------
 
@@ -103,7 +99,8 @@ class Lane:
                 logger.exception("lane %s: a round failed", self.name)
                 for sequence in batch:
                     sequence.fail(error)
-            await self._end_round(batch)
+            finally:
+                self._end_round(batch)
 
     async def _round(self, batch: list[Sequence]) -> None:
         """Draft and verify once for every sequence."""
@@ -132,7 +129,7 @@ class Lane:
             sequence.commit(result, draft)
         return True
 
-    async def _end_round(self, batch: list[Sequence]) -> None:
+    def _end_round(self, batch: list[Sequence]) -> None:
         """Free the sequences that ended or were let go of during the round."""
         self._in_round = set()
         gone = [s.sequence_id for s in batch if s.finished or s.sequence_id not in self._sequences]
@@ -140,7 +137,7 @@ class Lane:
             self._ready.pop(sequence_id, None)
             self._sequences.pop(sequence_id, None)
         if gone:
-            self._spawn("release", gone[0], self._release(gone, []))
+            self._free(gone)
 
     # --- drafting -------------------------------------------------------------------------------------------
 
@@ -160,15 +157,9 @@ class Lane:
         if not drafting:
             return {}
         items = [sequence.propose_item(wanted[sequence.sequence_id]) for sequence in drafting]
-        try:
-            async with asyncio.timeout(self._settings.draft_timeout_s):
-                results = await self._draft.propose(items, lane=self.name)
-        except (WorkerError, TimeoutError) as error:
-            self._note_draft_failure(error)
-            return {}
-        self._draft_availability.succeeded()
+        results = await self._ask_draft(items, self._settings.draft_timeout_s)
         drafts = {}
-        for sequence, result in zip(drafting, results, strict=True):
+        for sequence, result in zip(drafting, results or [], strict=results is not None):
             if result.error is not None:
                 logger.info("%s goes on without a draft: %s", sequence.sequence_id, result.error)
                 sequence.draftable = False
@@ -178,6 +169,26 @@ class Lane:
             else:
                 drafts[sequence.sequence_id] = result.draft
         return drafts
+
+    async def _ask_draft(self, items: list[ProposeItem], timeout_s: float) -> list[ProposeResult] | None:
+        """Call the draft pool; None, and the pool is left alone for a while, if it gives no proper answer."""
+        if self._draft is None:
+            return None
+        try:
+            async with asyncio.timeout(timeout_s):
+                results = await self._draft.propose(items, lane=self.name)
+            if len(results) != len(items):
+                raise WorkerRequestError(f"the draft pool answered {len(results)} of {len(items)} items")
+        except (WorkerError, TimeoutError) as error:
+            self._note_draft_failure(error)
+            return None
+        except Exception as error:
+            # Whatever a drafter does wrong may cost speed, never a request.
+            logger.exception("lane %s: the drafter is at fault", self.name)
+            self._note_draft_failure(error)
+            return None
+        self._draft_availability.succeeded()
+        return results
 
     def _num_draft_tokens(self, sequence: Sequence) -> int:
         if not sequence.draftable:
@@ -194,7 +205,10 @@ class Lane:
         """Compute the sequence on the target worker, beside the rounds, until that has succeeded."""
         self._ready.pop(sequence.sequence_id, None)
         self._spawn("target", sequence.sequence_id, self._prefill_target(sequence))
-        if self._draft is not None and not sequence.draft_ready and self._num_draft_tokens(sequence):
+        # While the draft pool is down it is left alone; a later round asks for the sequence's draft.
+        if self._draft is None or not self._draft_availability.available:
+            return
+        if not sequence.draft_ready and self._num_draft_tokens(sequence):
             self._bring_up_draft(sequence)
 
     def _bring_up_draft(self, sequence: Sequence) -> None:
@@ -220,6 +234,11 @@ class Lane:
                 logger.warning("%s: target call failed, again in %.2f s: %r", sequence.sequence_id, wait_s, error)
                 await asyncio.sleep(wait_s)
                 continue
+            except Exception as error:
+                # A fault of ours: as in a round.
+                logger.exception("%s: a target call failed", sequence.sequence_id)
+                sequence.fail(error)
+                break
             if self._accept(sequence, result, []):
                 break
         if sequence.finished:
@@ -231,13 +250,11 @@ class Lane:
     async def _prefill_draft(self, sequence: Sequence) -> None:
         """Bring the draft worker up to date. One try; the next round asks for another when the pool is worth it."""
         item = sequence.draft_prefill_item()
-        if item.tokens and self._draft is not None:
-            try:
-                async with asyncio.timeout(self._settings.prefill_timeout_s):
-                    result = (await self._draft.propose([item], lane=self.name))[0]
-            except (WorkerError, TimeoutError) as error:
-                self._note_draft_failure(error)
+        if item.tokens:
+            results = await self._ask_draft([item], self._settings.prefill_timeout_s)
+            if results is None:
                 return
+            result = results[0]
             if result.error is not None:
                 sequence.draftable = False
                 return
@@ -248,6 +265,14 @@ class Lane:
         sequence.draft_ready = True
 
     # --- tasks ----------------------------------------------------------------------------------------------
+
+    def _free(self, sequence_ids: list[str]) -> None:
+        """Stop bringing sequences up; when that has stopped, free them on both workers."""
+        keys = [(kind, sequence_id) for kind in ("target", "draft") for sequence_id in sequence_ids]
+        bring_ups = [self._tasks[key] for key in keys if key in self._tasks]
+        for task in bring_ups:
+            task.cancel()
+        self._spawn("release", sequence_ids[0], self._release(sequence_ids, bring_ups))
 
     async def _release(self, sequence_ids: list[str], after: list[asyncio.Task[None]]) -> None:
         await asyncio.gather(*after, return_exceptions=True)

@@ -55,7 +55,10 @@ class Availability:
         self._closed_until = 0.0
 
     def failed(self) -> float:
-        """A call failed or was late; seconds the pool is left alone."""
-        wait_s = self._backoff.next_wait_s()
-        self._closed_until = self._clock() + wait_s
-        return wait_s
+        """A call failed or was late; seconds the pool is left alone.
+
+        Calls that were under way together fail together: while the pool is left alone, that is one failure.
+        """
+        if self.available:
+            self._closed_until = self._clock() + self._backoff.next_wait_s()
+        return self._closed_until - self._clock()

@@ -96,6 +96,8 @@ def paged_attention(
     """
     if specdec_step is None:
         raise UnsupportedModelError("the model does not pass keyword arguments on to its attention layers")
+    if attention_mask is not None:
+        raise UnsupportedModelError("the model makes an attention mask of its own, which is not supported")
     if kwargs.get("s_aux") is not None:
         raise UnsupportedModelError("attention sinks are not supported")
     step, num_tokens = specdec_step, specdec_step.batch.num_tokens

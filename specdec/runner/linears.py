@@ -71,4 +71,6 @@ def linear_shapes(model: nn.Module) -> dict[tuple[int, int], nn.Module]:
     for module in model.modules():
         if isinstance(module, (nn.Linear, PackedLinear)):
             shapes.setdefault((module.in_features, module.out_features), module)
+        elif isinstance(module, Conv1D):
+            shapes.setdefault((module.nx, module.nf), module)
     return shapes

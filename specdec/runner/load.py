@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -24,6 +25,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils.logging import disable_progress_bar
 
 from specdec.config import DType, ModelSettings, WorkerSettings
 from specdec.errors import ConfigError, UnsupportedModelError
@@ -36,6 +38,10 @@ from specdec.runner.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
+
+# It turns every token of a forward by one of two tables, chosen by the longest sequence in it. (The "dynamic" type
+# changes, too, but only beyond the positions the model was made for, where nothing is served.)
+_VARYING_ROPE_TYPE = "longrope"
 
 TORCH_DTYPES: dict[DType, torch.dtype] = {
     "float16": torch.float16,
@@ -102,7 +108,35 @@ def read_model_config(folder: Path) -> PreTrainedConfig:
         )
     if not getattr(model_class, "_supports_attention_backend", False):
         raise UnsupportedModelError(f"{kind} does not use transformers' attention interface, which the engine needs")
+    if _VARYING_ROPE_TYPE in _rope_types(config):
+        raise UnsupportedModelError(
+            f"{kind} with {_VARYING_ROPE_TYPE} rotary embeddings turns all tokens of a batch by the length of the "
+            "longest sequence in it, so that its output would depend on other requests; choose a model without them"
+        )
     return config
+
+
+def _rope_types(config: PreTrainedConfig) -> set[str]:
+    """The kinds of rotary embedding in a model; some have one per layer type."""
+    parameters = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    each = [parameters, *(value for value in parameters.values() if isinstance(value, dict))]
+    return {str(entry["rope_type"]) for entry in each if "rope_type" in entry}
+
+
+def _check_layers(model: PreTrainedModel, device: torch.device) -> None:
+    """
+    Raises:
+        UnsupportedModelError: the model's attention looks ahead; or, on CPU, it has stacked weights, whose products
+            group the tokens of a forward by expert.
+    """
+    kind = model.config.model_type
+    if any(getattr(module, "is_causal", True) is False for module in model.modules()):
+        raise UnsupportedModelError(f"{kind} has attention that looks ahead; only causal language models can be served")
+    if device.type == "cpu" and any(parameter.ndim > 2 for parameter in model.parameters()):
+        raise UnsupportedModelError(
+            f"{kind} has mixture-of-experts layers, whose products on CPU depend in their last bits on the other "
+            "tokens of a forward; use device: cuda, or choose a dense model"
+        )
 
 
 def load_reference(
@@ -116,9 +150,15 @@ def load_reference(
     """
     config = read_model_config(folder)
     try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=held_in)
-    except (OSError, ValueError, RuntimeError) as error:
+        loaded: tuple[PreTrainedModel, dict[str, set[str]]] = AutoModelForCausalLM.from_pretrained(
+            folder, config=config, dtype=held_in, output_loading_info=True
+        )  # type: ignore[assignment]  # the pair is not in its signature
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ConfigError(f"cannot load the model in {folder}: {error}") from error
+    model, missing = loaded[0], sorted(loaded[1]["missing_keys"])
+    if missing:
+        # transformers would go on with random numbers in their place.
+        raise ConfigError(f"the model in {folder} lacks weights: {', '.join(missing)}")
     if layers is not None:
         cut_layers(model, layers)
     with torch.no_grad():
@@ -139,10 +179,12 @@ def load_model(settings: ModelSettings, layers: list[int] | None = None) -> Load
         ConfigError: the source or a setting is wrong, or the model is not supported.
     """
     started = time.monotonic()
+    disable_progress_bar()  # our own log tells; a bar has no place in a server's
     device = resolve_device(settings.device)
     folder = resolve_source(settings.source, settings.revision)
     held_in = torch.float32 if device.type == "cpu" else TORCH_DTYPES[settings.dtype]
     model = load_reference(folder, settings.dtype, layers, held_in=held_in)
+    _check_layers(model, device)
     tokenizer = load_hf_tokenizer(folder)
     if device.type != "cpu":
         model.to(device)  # type: ignore[arg-type]  # transformers' wrapper hides the method's signature

@@ -116,6 +116,9 @@ class Scheduler:
                 pending.ask_from(0)
                 return True
             sequence = self.table.open(item.sequence_id, item.sampling)
+        elif item.sampling is not None:
+            # A release may have been lost, and the id be another request's by now.
+            sequence.sampling = item.sampling
         job = self._make_job(item, sequence)
         if not self.table.reserve(sequence, job.max_length):
             self.table.close(item.sequence_id)

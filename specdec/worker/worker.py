@@ -119,6 +119,9 @@ class ModelWorker:
             self._inbox.put(call)
         else:
             call.future.set_result([])
+        if self._closed.is_set():
+            # It may have been closed in between, and the thread have taken its last look at the inbox.
+            call.fail(WorkerUnavailableError(f"the {self.role} worker is closed"))
         return call.future
 
     def _run(self) -> None:
@@ -140,7 +143,7 @@ class ModelWorker:
 
     def _drain(self) -> None:
         """Take in all that is queued; with nothing to compute, wait for something."""
-        wait_s = 0.0 if self._scheduler.has_work else _SWEEP_INTERVAL_S
+        wait_s = 0.0 if self._scheduler.has_work or self._closed.is_set() else _SWEEP_INTERVAL_S
         while True:
             try:
                 message = self._inbox.get(timeout=wait_s) if wait_s else self._inbox.get_nowait()

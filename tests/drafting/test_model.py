@@ -1,0 +1,20 @@
+from __future__ import annotations
+
+from specdec.drafting.model import ModelDraft
+from specdec.sampling.choose import RowToChoose
+from specdec.types import SamplingParams
+
+PARAMS = SamplingParams(seed=3)
+
+
+def test_each_token_is_chosen_at_its_own_position_with_the_requests_parameters() -> None:
+    draft = ModelDraft(PARAMS, num_tokens=3, start=10)
+    choices = []
+    while not draft.done:
+        choices.append(draft.next_choice())
+        draft.tokens.append(0)
+    assert choices == [RowToChoose(PARAMS, position) for position in (10, 11, 12)]
+
+
+def test_a_draft_of_nothing_is_done() -> None:
+    assert ModelDraft(PARAMS, num_tokens=0, start=10).done
