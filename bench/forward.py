@@ -11,6 +11,7 @@ from bench.timing import median_ms
 from specdec.cache.blocks import num_blocks_for
 from specdec.config import ModelSettings, WorkerSettings
 from specdec.runner.batch import SequenceRows
+from specdec.runner.linears import PackedLinear
 from specdec.runner.load import load_model, load_reference
 from specdec.runner.model import ModelRunner
 from specdec.runner.sources import resolve_source
@@ -24,7 +25,8 @@ def run(source: str, repeats: int) -> dict[str, float]:
     """Milliseconds by case, and their ratios; one thread."""
     torch.set_num_threads(1)
     settings = ModelSettings(source=source, device="cpu")
-    runner = ModelRunner(load_model(settings), WorkerSettings(max_model_len=LONG_CONTEXT + 64))
+    loaded = load_model(settings)
+    runner = ModelRunner(loaded, WorkerSettings(max_model_len=LONG_CONTEXT + 64))
     reference = load_reference(resolve_source(source), settings.dtype)
     tokens = torch.randint(
         5, runner.vocab_size, (LONG_CONTEXT + 64,), generator=torch.Generator().manual_seed(0)
@@ -52,6 +54,7 @@ def run(source: str, repeats: int) -> dict[str, float]:
             "rows_1_context_4096": rows(1, LONG_CONTEXT),
             "rows_5_context_4096": rows(5, LONG_CONTEXT),
             "batch_8_rows_5": batch(8, 5),
+            **{f"linears_rows_{count}": linears(loaded.model, count) for count in (1, 5)},
             "transformers_rows_1": reference_step(reference, tokens, 1),
             "transformers_rows_5": reference_step(reference, tokens, 5),
         },
@@ -64,10 +67,23 @@ def run(source: str, repeats: int) -> dict[str, float]:
         "ratio_rows_5_over_1": figures["rows_5"] / figures["rows_1"],
         "ratio_rows_8_over_1": figures["rows_8"] / figures["rows_1"],
         "ratio_transformers_rows_5_over_1": figures["transformers_rows_5"] / figures["transformers_rows_1"],
+        "share_not_linears_rows_1": 1.0 - figures["linears_rows_1"] / figures["rows_1"],
         "speedup_over_transformers_rows_1": figures["transformers_rows_1"] / figures["rows_1"],
         "speedup_over_transformers_prefill_512": figures["transformers_prefill_512"] / figures["prefill_512"],
         "throughput_batch_8_rows_5_over_rows_5": 8 * figures["rows_5"] / figures["batch_8_rows_5"],
     }
+
+
+def linears(model: PreTrainedModel, count: int) -> Callable[[], object]:
+    """All linear layers of a model, one after another, and nothing else."""
+    work = [(m, torch.randn(count, m.in_features)) for m in model.modules() if isinstance(m, PackedLinear)]
+
+    def multiply() -> None:
+        with torch.inference_mode():
+            for linear, inputs in work:
+                linear(inputs)
+
+    return multiply
 
 
 @torch.inference_mode()

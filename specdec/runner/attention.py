@@ -7,7 +7,7 @@ reproducible to the bit) and `specdec.runner.gather_attention` (CUDA; PyTorch's 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -43,11 +43,11 @@ class AttentionPlan(Protocol):
         """Attention of one layer.
 
         Args:
-            queries: [num_heads, num_tokens, head_dim], in the order of the batch.
+            queries: [num_heads, padded tokens, head_dim], in the order of the batch.
             keys, values: a layer of the pool, [num_blocks, num_kv_heads, BLOCK_SIZE, head_dim].
 
         Returns:
-            [num_tokens, num_heads, head_dim].
+            [padded tokens, num_heads, head_dim]; rows of padding are arbitrary.
         """
 
 
@@ -58,18 +58,54 @@ class AttentionKernel(Protocol):
         """Prepare the attention of one forward."""
 
 
+@dataclass(frozen=True, slots=True)
+class RotaryFactors:
+    """Rotary factors in the form that fused layers multiply with.
+
+    Attributes:
+        source: the cosines they were made of, as the model passes them.
+        cos, signed_sin: [padded tokens, 1, head_dim].
+    """
+
+    source: Tensor
+    cos: Tensor
+    signed_sin: Tensor
+
+
 @dataclass(slots=True)
 class AttentionStep:
     """What a forward carries through the model to its attention layers.
 
     Attributes:
+        slots: where the new keys and values go, see `KVStorage.slots`.
         num_calls: attention layers run so far, so that a model which loses the step on the way is noticed.
+        rotary: kept by fused layers for the layers after them.
     """
 
     batch: RaggedBatch
     storage: KVStorage
     plan: AttentionPlan
+    slots: Tensor = field(init=False)
     num_calls: int = 0
+    rotary: RotaryFactors | None = None
+
+    def __post_init__(self) -> None:
+        self.slots = self.storage.slots(self.batch.blocks, self.batch.offsets)
+
+    def attend(self, layer: int, queries: Tensor, keys_values: Tensor, options: AttentionOptions) -> Tensor:
+        """Store a layer's new keys and values, and attend.
+
+        Args:
+            queries: [num_heads, padded tokens, head_dim].
+            keys_values: [padded tokens, 2 * num_kv_heads, head_dim], a token's keys before its values.
+
+        Returns:
+            [padded tokens, num_heads, head_dim]; rows of padding are arbitrary.
+        """
+        self.num_calls += 1
+        num_tokens = self.batch.num_tokens
+        self.storage.write(layer, keys_values[:num_tokens], self.slots)
+        return self.plan.attend(queries, self.storage.keys[layer], self.storage.values[layer], options)
 
 
 def paged_attention(
@@ -100,19 +136,12 @@ def paged_attention(
         raise UnsupportedModelError("the model makes an attention mask of its own, which is not supported")
     if kwargs.get("s_aux") is not None:
         raise UnsupportedModelError("attention sinks are not supported")
-    step, num_tokens = specdec_step, specdec_step.batch.num_tokens
     layer = module.layer_idx
     if not isinstance(layer, int):
         raise UnsupportedModelError("the model's attention layers have no layer_idx")
-    step.num_calls += 1
-    new_keys, new_values = key[0, :, :num_tokens].transpose(0, 1), value[0, :, :num_tokens].transpose(0, 1)
-    step.storage.write(layer, new_keys, new_values, step.batch.blocks, step.batch.offsets)
+    keys_values = torch.cat([key[0], value[0]]).transpose(0, 1)
     options = AttentionOptions(query.shape[-1] ** -0.5 if scaling is None else scaling, sliding_window, softcap)
-    outputs = step.plan.attend(query[0, :, :num_tokens], step.storage.keys[layer], step.storage.values[layer], options)
-    padding = query.shape[2] - num_tokens
-    if padding:
-        outputs = torch.cat([outputs, outputs.new_zeros(padding, *outputs.shape[1:])])
-    return outputs.unsqueeze(0), None
+    return specdec_step.attend(layer, query[0], keys_values, options).unsqueeze(0), None
 
 
 AttentionInterface.register(ATTENTION_NAME, paged_attention)

@@ -53,11 +53,12 @@ class _Tile:
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """What a tile reads, for one window: runs of (first block, number of blocks), the absolute index of the first,
-    and the mask of the last ones, [blocks, 1, padded rows, BLOCK_SIZE].
+    """What a tile reads, for one window: runs of (first block, number of blocks), their number in all, the absolute
+    index of the first, and the mask of the last ones, [blocks, 1, padded rows, BLOCK_SIZE].
     """
 
     runs: list[tuple[int, int]]
+    num_blocks: int
     first_index: int
     mask: Tensor
 
@@ -79,35 +80,52 @@ class ExactPlan:
             self._tiles = _make_tiles(self._batch, min(_TILE_QUERIES, self._safe_rows.max_rows // num_groups))
         if options.window not in self._views:
             self._views[options.window] = [self._view(tile, num_groups, options.window) for tile in self._tiles]
-        # The heads that share a key head are rows of one product.
-        queries = (queries * options.scaling).view(num_kv_heads, num_groups, num_tokens, head_dim)
-        outputs = queries.new_empty(num_tokens, num_heads, head_dim)
+        if options.scaling != 1.0:
+            queries = queries * options.scaling
+        # One matrix per block and key head; the heads that share a key head are rows of one product.
+        queries = queries.unflatten(0, (num_kv_heads, num_groups))
+        keys, values = keys.flatten(0, 1), values.flatten(0, 1)
+        outputs = queries.new_zeros(num_tokens, num_heads, head_dim)
         for tile, view in zip(self._tiles, self._views[options.window], strict=True):
             span = slice(tile.first, tile.first + tile.count)
-            rows = queries[:, :, span].reshape(num_kv_heads, num_groups * tile.count, head_dim)
+            rows = queries[:, :, span].flatten(1, 2)
             result = self._attend_tile(rows, keys, values, view, options.softcap)
-            outputs[span] = result.reshape(num_heads, tile.count, head_dim).transpose(0, 1)
+            outputs[span] = result.unflatten(1, (num_groups, tile.count)).flatten(0, 1).transpose(0, 1)
         return outputs
 
-    def _attend_tile(self, queries: Tensor, keys: Tensor, values: Tensor, view: _View, softcap: float | None) -> Tensor:
-        """Map queries [kv_heads, rows, head_dim] to outputs of the same shape."""
-        num_rows = queries.shape[1]
+    def _attend_tile(
+        self, queries: Tensor, keys: Tensor, values: Tensor, view: _View, softcap: float | None
+    ) -> Tensor:
+        """Map queries [kv_heads, rows, head_dim] to outputs of the same shape, given keys and values as
+        [num_blocks * kv_heads, BLOCK_SIZE, head_dim].
+        """
+        num_kv_heads, num_rows, head_dim = queries.shape
         padding = self._safe_rows.pad(num_rows) - num_rows
         if padding:
             queries = torch.nn.functional.pad(queries, (0, 0, 0, padding))
-        # [blocks, kv_heads, rows, BLOCK_SIZE]
-        scores = _join([queries @ keys[block : block + length].transpose(-1, -2) for block, length in view.runs])
+        queries = queries.repeat(view.num_blocks, 1, 1)
+        spans = [slice(block * num_kv_heads, (block + length) * num_kv_heads) for block, length in view.runs]
+        shape = (view.num_blocks, num_kv_heads, num_rows + padding, -1)
+        if len(spans) == 1:
+            scores = torch.bmm(queries, keys[spans[0]].mT)
+        else:
+            scores = torch.cat(
+                [torch.bmm(part, keys[span].mT) for part, span in zip(_split(queries, spans), spans, strict=True)]
+            )
         if softcap is not None:
             scores = torch.tanh(scores / softcap) * softcap
-        scores[-view.mask.shape[0] :] += view.mask
-        weights = scores.sub_(scores.amax(dim=(0, 3), keepdim=True)).exp_()
-        products, done = [], 0
-        for block, length in view.runs:
-            products.append(weights[done : done + length] @ values[block : block + length])
-            done += length
-        numerator = tree_sum(_join(products), view.first_index)
-        denominator = tree_sum(weights.sum(dim=-1, keepdim=True), view.first_index)
-        return (numerator / denominator)[:, :num_rows]
+        by_block = scores.view(shape)
+        by_block[-view.mask.shape[0] :] += view.mask
+        by_block.sub_(by_block.amax(dim=(0, 3), keepdim=True)).exp_()
+        if len(spans) == 1:
+            products = torch.bmm(scores, values[spans[0]])
+        else:
+            products = torch.cat(
+                [torch.bmm(part, values[span]) for part, span in zip(_split(scores, spans), spans, strict=True)]
+            )
+        # Numerator and denominator, side by side, are summed together.
+        sums = tree_sum(torch.cat([products.view(shape), by_block.sum(-1, keepdim=True)], dim=-1), view.first_index)
+        return (sums[..., :head_dim] / sums[..., head_dim:])[:, :num_rows]
 
     def _view(self, tile: _Tile, num_groups: int, window: int | None) -> _View:
         first_seen = 0 if window is None else max(0, tile.start - window + 1)
@@ -125,6 +143,7 @@ class ExactPlan:
         mask = torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
         return _View(
             runs=contiguous_runs(tile.rows.blocks[first_block : last_block + 1]),
+            num_blocks=last_block + 1 - first_block,
             first_index=first_block,
             mask=mask.view(len(row_positions), -1, BLOCK_SIZE).transpose(0, 1).unsqueeze(1).contiguous(),
         )
@@ -141,9 +160,9 @@ def _make_tiles(batch: RaggedBatch, size: int) -> list[_Tile]:
     return tiles
 
 
-def _join(parts: list[Tensor]) -> Tensor:
-    """Concatenate along dim 0; a single part is not copied."""
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+def _split(matrices: Tensor, spans: list[slice]) -> tuple[Tensor, ...]:
+    """Cut a batch of matrices into those of each run."""
+    return torch.split(matrices, [span.stop - span.start for span in spans])
 
 
 def tree_sum(terms: Tensor, first_index: int) -> Tensor:
@@ -166,14 +185,14 @@ def tree_sum(terms: Tensor, first_index: int) -> Tensor:
 def find_safe_attention_rows(num_groups: int, head_dim: int) -> SafeRows:
     """Row counts at which the products with one block have reproducible rows on this processor."""
     generator = torch.Generator().manual_seed(1)
-    blocks = torch.randn(3, 2, BLOCK_SIZE, head_dim, generator=generator)
+    blocks = torch.randn(6, BLOCK_SIZE, head_dim, generator=generator)
     most = num_groups * _TILE_QUERIES
     candidates = sorted({*range(1, min(most, 33)), *range(40, most + 1, 8), most})
 
     def scores(rows: Tensor) -> Tensor:
-        return (rows @ blocks.transpose(-1, -2))[2, 1]
+        return torch.bmm(rows.repeat(len(blocks), 1, 1), blocks.mT)[-1]
 
     def outputs(rows: Tensor) -> Tensor:
-        return (rows @ blocks)[2, 1]
+        return torch.bmm(rows.repeat(len(blocks), 1, 1), blocks)[-1]
 
     return find_safe_rows([(scores, head_dim), (outputs, BLOCK_SIZE)], candidates)

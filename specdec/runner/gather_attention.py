@@ -46,9 +46,9 @@ class GatherPlan:
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions) -> Tensor:
         if options.softcap is not None:
             raise UnsupportedModelError("soft-capped attention scores need device: cpu")
-        num_heads, _, head_dim = queries.shape
+        num_heads, num_tokens, head_dim = queries.shape
         padded = queries.new_zeros(self._num_sequences * self._max_queries, num_heads, head_dim)
-        padded[self._places] = queries.transpose(0, 1)
+        padded[self._places] = queries[:, : len(self._places)].transpose(0, 1)
         outputs = scaled_dot_product_attention(
             padded.view(self._num_sequences, self._max_queries, num_heads, head_dim).transpose(1, 2),
             self._gather(keys),
@@ -57,7 +57,9 @@ class GatherPlan:
             scale=options.scaling,
             enable_gqa=keys.shape[1] != num_heads,
         )
-        return outputs.transpose(1, 2).flatten(0, 1)[self._places]
+        result = queries.new_zeros(num_tokens, num_heads, head_dim)
+        result[: len(self._places)] = outputs.transpose(1, 2).flatten(0, 1)[self._places]
+        return result
 
     def _gather(self, layer: Tensor) -> Tensor:
         """A layer of the pool as [sequences, kv_heads, keys, head_dim]."""

@@ -7,6 +7,8 @@ cost little: that is what makes verification cheap.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
@@ -32,6 +34,28 @@ class PackedLinear(nn.Module):
         """[..., in_features] fp32 to [..., out_features] fp32."""
         outputs: Tensor = torch.ops.quantized.linear_dynamic_fp16(inputs, self._packed)
         return outputs
+
+
+def make_linear(linears: Sequence[nn.Linear], *, packed: bool) -> nn.Module:
+    """One layer whose output is those of several layers of the same input, side by side.
+
+    Args:
+        packed: make it a `PackedLinear`.
+    """
+    weight = torch.cat([linear.weight for linear in linears])
+    biases = [linear.bias for linear in linears]
+    bias: Tensor | None = None
+    if any(b is not None for b in biases):
+        bias = torch.cat(
+            [weight.new_zeros(linear.out_features) if b is None else b for linear, b in zip(linears, biases, strict=True)]
+        )
+    if packed:
+        return PackedLinear(weight, bias)
+    joined = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+    joined.weight = nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        joined.bias = nn.Parameter(bias, requires_grad=False)
+    return joined
 
 
 def pack_linears(model: nn.Module) -> None:

@@ -1,8 +1,8 @@
 """Loading a model so that it is exactly the one everything is compared with.
 
 A model is rounded once, embedding and norms included, to the precision it is served in. `load_reference` gives that
-rounded model as plain transformers code; `load_model` prepares it for the runner: paged attention, packed linears on
-CPU.
+rounded model as plain transformers code; `load_model` gives it our attention
+function, for the runner.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from specdec.config import DType, ModelSettings, WorkerSettings
 from specdec.errors import ConfigError, UnsupportedModelError
 from specdec.runner.attention import ATTENTION_NAME
 from specdec.runner.cut import cut_layers
-from specdec.runner.linears import pack_linears
 from specdec.runner.sources import resolve_source
 from specdec.runner.tokenizer import Tokenizer
 
@@ -56,12 +55,14 @@ class LoadedModel:
 
     Attributes:
         model: in eval mode, on ``device``, with the paged attention function.
+        dtype: its weights are rounded to.
         vocab_size: of the logits; ids from ``tokenizer_vocab_size`` on are padding and must never come out.
         max_model_len: positions the model was trained for.
         fingerprint: SHA-256 hex over what decides its logits.
     """
 
     model: PreTrainedModel
+    dtype: DType
     device: torch.device
     vocab_size: int
     tokenizer_vocab_size: int
@@ -186,14 +187,12 @@ def load_model(settings: ModelSettings, layers: list[int] | None = None) -> Load
     model = load_reference(folder, settings.dtype, layers, held_in=held_in)
     _check_layers(model, device)
     tokenizer = load_hf_tokenizer(folder)
-    if device.type != "cpu":
-        model.to(device)  # type: ignore[arg-type]  # transformers' wrapper hides the method's signature
-    elif settings.dtype == "float16":
-        pack_linears(model)
+    model.to(device)  # type: ignore[arg-type]  # transformers' wrapper hides the method's signature
     model.set_attn_implementation(ATTENTION_NAME)
     config = model.config.get_text_config()
     loaded = LoadedModel(
         model=model,
+        dtype=settings.dtype,
         device=device,
         vocab_size=config.vocab_size,
         tokenizer_vocab_size=min(len(tokenizer), config.vocab_size),

@@ -16,7 +16,9 @@ from specdec.runner.attention import AttentionKernel, AttentionStep
 from specdec.runner.batch import SequenceRows, build_batch
 from specdec.runner.exact_attention import ExactAttention
 from specdec.runner.gather_attention import GatherAttention
-from specdec.runner.linears import RowSafeHead, linear_shapes
+from specdec.runner.fused import fuse_layers
+from specdec.runner.huge_pages import advise_tensor, collapse_heap
+from specdec.runner.linears import RowSafeHead, linear_shapes, pack_linears
 from specdec.runner.load import LoadedModel
 from specdec.runner.rows import SafeRows, candidate_row_counts, find_safe_rows
 
@@ -61,15 +63,18 @@ class ModelRunner:
         shape = KVShape(self._num_layers, num_kv_heads, head_dim, dtype)
         self.max_model_len = _max_model_len(loaded, settings, shape)
         self.num_blocks = settings.kv_cache_bytes // shape.bytes_per_block
-        self._storage = KVStorage(shape, self.num_blocks, self._device)
         self._attention: AttentionKernel
         if self._device.type == "cpu":
             self._attention = ExactAttention(num_heads // num_kv_heads, head_dim)
+            _arrange_for_cpu(loaded, self._attention)
             self._safe_tokens = _find_safe_rows(loaded, settings.max_tokens_per_step or _CPU_TOKENS_PER_STEP)
             _make_head_row_safe(loaded)
         else:
             self._attention = GatherAttention()
             self._safe_tokens = SafeRows(range(1, (settings.max_tokens_per_step or _CUDA_TOKENS_PER_STEP) + 1))
+        self._storage = KVStorage(shape, self.num_blocks, self._device)
+        for tensor in (*self._storage.keys, *self._storage.values):
+            advise_tensor(tensor)
         self.max_tokens = self._safe_tokens.max_rows
         logger.info(
             "KV cache: %d blocks, %.0f MiB; longest sequence %d tokens; at most %d tokens per step",
@@ -129,6 +134,16 @@ def _max_model_len(loaded: LoadedModel, settings: WorkerSettings, shape: KVShape
             "raise kv_cache_bytes or lower max_model_len"
         )
     return wanted
+
+
+def _arrange_for_cpu(loaded: LoadedModel, attention: AttentionKernel) -> None:
+    """Fuse layers and pack weights, in place."""
+    packed = loaded.dtype == "float16"
+    fuse_layers(loaded.model, attention, packed=packed)
+    if packed:
+        pack_linears(loaded.model)
+    # Before the KV pool is there: it is to take memory only as it is used.
+    collapse_heap()
 
 
 @torch.inference_mode()
