@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from specdec.cache.blocks import BLOCK_SIZE
 
@@ -34,40 +33,16 @@ class KVStorage:
     """Keys and values of all blocks.
 
     Attributes:
-        keys, values: one view per layer, [num_blocks, num_kv_heads, BLOCK_SIZE, head_dim]. A block of a layer is
-            contiguous, so a run of neighbouring blocks is a view.
+        keys, values: one tensor per layer, [num_blocks, num_kv_heads, BLOCK_SIZE, head_dim], a block of a layer
+            contiguous; with keys as columns, the last two dimensions of ``keys`` are swapped.
     """
 
-    def __init__(self, shape: KVShape, num_blocks: int, device: torch.device) -> None:
-        self._shape = shape
-        self._num_blocks = num_blocks
-        size = (2, num_blocks, shape.num_kv_heads, BLOCK_SIZE, shape.head_dim)
+    def __init__(self, shape: KVShape, num_blocks: int, device: torch.device, *, keys_as_columns: bool = False) -> None:
+        rows = (num_blocks, shape.num_kv_heads, BLOCK_SIZE, shape.head_dim)
+        columns = (num_blocks, shape.num_kv_heads, shape.head_dim, BLOCK_SIZE)
         # Zeros, not empty memory: masked positions are multiplied by 0, and 0 * NaN is NaN.
-        layers = [torch.zeros(size, dtype=shape.dtype, device=device) for _ in range(shape.num_layers)]
-        self.keys = [layer[0] for layer in layers]
-        self.values = [layer[1] for layer in layers]
-        # Every head of every position is a row; keys come before values.
-        self._rows = [layer.view(-1, shape.head_dim) for layer in layers]
-
-    def slots(self, blocks: Tensor, offsets: Tensor) -> Tensor:
-        """Where the keys and values of some tokens are stored, in any layer; for `write`.
-
-        Args:
-            blocks, offsets: int64 [num_tokens], each token's block and its place in it.
-
-        Returns:
-            int64 [num_tokens * 2 * num_kv_heads].
-        """
-        num_heads = self._shape.num_kv_heads
-        heads = torch.arange(num_heads, device=blocks.device) * BLOCK_SIZE
-        keys = (blocks * (num_heads * BLOCK_SIZE) + offsets)[:, None] + heads
-        return torch.cat([keys, keys + self._num_blocks * num_heads * BLOCK_SIZE], dim=1).flatten()
-
-    def write(self, layer: int, keys_values: Tensor, slots: Tensor) -> None:
-        """Store the keys and values of some tokens of one layer.
-
-        Args:
-            keys_values: [num_tokens, 2 * num_kv_heads, head_dim], a token's keys before its values.
-            slots: from `slots`.
-        """
-        self._rows[layer].index_copy_(0, slots, keys_values.reshape(-1, self._shape.head_dim))
+        self.keys = [
+            torch.zeros(columns if keys_as_columns else rows, dtype=shape.dtype, device=device)
+            for _ in range(shape.num_layers)
+        ]
+        self.values = [torch.zeros(rows, dtype=shape.dtype, device=device) for _ in range(shape.num_layers)]

@@ -7,14 +7,14 @@ reproducible to the bit) and `specdec.runner.gather_attention` (CUDA; PyTorch's 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from specdec.cache.storage import KVStorage
+from specdec.cache.storage import KVShape, KVStorage
 from specdec.errors import UnsupportedModelError
 from specdec.runner.batch import RaggedBatch
 
@@ -37,39 +37,29 @@ class AttentionOptions:
 
 
 class AttentionPlan(Protocol):
-    """One forward's attention: where its queries stand and which keys they see, prepared for all layers."""
+    """One forward's attention: where its tokens stand and which keys they see, prepared for all layers."""
 
-    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions) -> Tensor:
-        """Attention of one layer.
+    def attend(self, heads: Tensor, num_heads: int, keys: Tensor, values: Tensor, options: AttentionOptions) -> Tensor:
+        """Store a layer's new keys and values in the pool, then attend.
 
         Args:
-            queries: [num_heads, padded tokens, head_dim], in the order of the batch.
-            keys, values: a layer of the pool, [num_blocks, num_kv_heads, BLOCK_SIZE, head_dim].
+            heads: [padded tokens, num_heads + 2 * num_kv_heads, head_dim], contiguous: each token's queries, keys and
+                values, in the order of the batch.
+            keys, values: the layer's part of the pool, from the kernel's own `KVStorage`.
 
         Returns:
-            [padded tokens, num_heads, head_dim]; rows of padding are arbitrary.
+            [padded tokens, num_heads, head_dim]; rows of padding are zero.
         """
 
 
 class AttentionKernel(Protocol):
     """A way to compute attention over the pool."""
 
+    def make_storage(self, shape: KVShape, num_blocks: int) -> KVStorage:
+        """A pool laid out as this kernel reads it."""
+
     def plan(self, batch: RaggedBatch) -> AttentionPlan:
         """Prepare the attention of one forward."""
-
-
-@dataclass(frozen=True, slots=True)
-class RotaryFactors:
-    """Rotary factors in the form that fused layers multiply with.
-
-    Attributes:
-        source: the cosines they were made of, as the model passes them.
-        cos, signed_sin: [padded tokens, 1, head_dim].
-    """
-
-    source: Tensor
-    cos: Tensor
-    signed_sin: Tensor
 
 
 @dataclass(slots=True)
@@ -77,35 +67,18 @@ class AttentionStep:
     """What a forward carries through the model to its attention layers.
 
     Attributes:
-        slots: where the new keys and values go, see `KVStorage.slots`.
         num_calls: attention layers run so far, so that a model which loses the step on the way is noticed.
-        rotary: kept by fused layers for the layers after them.
     """
 
     batch: RaggedBatch
     storage: KVStorage
     plan: AttentionPlan
-    slots: Tensor = field(init=False)
     num_calls: int = 0
-    rotary: RotaryFactors | None = None
 
-    def __post_init__(self) -> None:
-        self.slots = self.storage.slots(self.batch.blocks, self.batch.offsets)
-
-    def attend(self, layer: int, queries: Tensor, keys_values: Tensor, options: AttentionOptions) -> Tensor:
-        """Store a layer's new keys and values, and attend.
-
-        Args:
-            queries: [num_heads, padded tokens, head_dim].
-            keys_values: [padded tokens, 2 * num_kv_heads, head_dim], a token's keys before its values.
-
-        Returns:
-            [padded tokens, num_heads, head_dim]; rows of padding are arbitrary.
-        """
+    def attend(self, layer: int, heads: Tensor, num_heads: int, options: AttentionOptions) -> Tensor:
+        """Attention of one layer; arguments and result as for `AttentionPlan.attend`."""
         self.num_calls += 1
-        num_tokens = self.batch.num_tokens
-        self.storage.write(layer, keys_values[:num_tokens], self.slots)
-        return self.plan.attend(queries, self.storage.keys[layer], self.storage.values[layer], options)
+        return self.plan.attend(heads, num_heads, self.storage.keys[layer], self.storage.values[layer], options)
 
 
 def paged_attention(
@@ -139,9 +112,9 @@ def paged_attention(
     layer = module.layer_idx
     if not isinstance(layer, int):
         raise UnsupportedModelError("the model's attention layers have no layer_idx")
-    keys_values = torch.cat([key[0], value[0]]).transpose(0, 1)
     options = AttentionOptions(query.shape[-1] ** -0.5 if scaling is None else scaling, sliding_window, softcap)
-    return specdec_step.attend(layer, query[0], keys_values, options).unsqueeze(0), None
+    heads = torch.cat([query[0], key[0], value[0]]).transpose(0, 1).contiguous()
+    return specdec_step.attend(layer, heads, query.shape[1], options).unsqueeze(0), None
 
 
 AttentionInterface.register(ATTENTION_NAME, paged_attention)

@@ -2,8 +2,8 @@
 
 At one token a step, half the time of a small model goes into dispatching operations, not into arithmetic. Most decoders
 share one shape of layer: a norm, attention with rotary positions, a residual, a norm, a gated MLP, a residual.
-`FusedDecoderLayer` computes that with one product for q, k and v, one for gate and up, and
-three operations for the rotation.
+`FusedDecoderLayer` computes that with four products (q, k and v are one, gate and up are one) and a handful of compiled
+kernels between them.
 
 Nothing is assumed of a model: `fuse_layers` tries the fused layer against the original on random input, and keeps the
 original where they differ.
@@ -12,18 +12,23 @@ original where they differ.
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from specdec.cache.blocks import BLOCK_SIZE
-from specdec.cache.storage import KVShape, KVStorage
-from specdec.runner.attention import AttentionKernel, AttentionOptions, AttentionPlan, AttentionStep, RotaryFactors
+from specdec.cache.storage import KVShape
+from specdec.runner import kernels
+from specdec.runner.attention import AttentionKernel, AttentionOptions, AttentionPlan, AttentionStep
 from specdec.runner.batch import SequenceRows, build_batch
 from specdec.runner.linears import make_linear
 
 logger = logging.getLogger(__name__)
+
+HFModule = Any
+"""A module of transformers': its submodules are found by name, which no type tells."""
 
 _PARTS = ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp")
 _ATTENTION_PARTS = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -42,19 +47,17 @@ class FusedDecoderLayer(nn.Module):
         packed: pack the products' weights as fp16.
     """
 
-    def __init__(self, layer: nn.Module, options: AttentionOptions, *, packed: bool) -> None:
+    def __init__(self, layer: HFModule, options: AttentionOptions, *, packed: bool) -> None:
         super().__init__()
         attention, mlp = layer.self_attn, layer.mlp
         self.layer_idx: int = attention.layer_idx
         self._head_dim: int = attention.head_dim
         self._num_heads = attention.q_proj.out_features // self._head_dim
         self._num_kv_heads = attention.k_proj.out_features // self._head_dim
-        self._intermediate_size: int = mlp.gate_proj.out_features
         self.qkv_proj = make_linear([attention.q_proj, attention.k_proj, attention.v_proj], packed=packed)
         self.o_proj = make_linear([attention.o_proj], packed=packed)
         self.gate_up_proj = make_linear([mlp.gate_proj, mlp.up_proj], packed=packed)
         self.down_proj = make_linear([mlp.down_proj], packed=packed)
-        self.act_fn = mlp.act_fn
         self.input_norm = _Norm(layer.input_layernorm)
         self.post_attention_norm = _Norm(layer.post_attention_layernorm)
         self.q_norm = _Norm(attention.q_norm) if hasattr(attention, "q_norm") else None
@@ -70,55 +73,35 @@ class FusedDecoderLayer(nn.Module):
         **_: object,
     ) -> Tensor:
         """Map [1, tokens, hidden] to the same shape; arguments as transformers passes them to a layer."""
-        qkv = self.qkv_proj(self.input_norm(hidden_states[0])).view(hidden_states.shape[1], -1, self._head_dim)
-        queries_keys = qkv[:, : self._num_heads + self._num_kv_heads]
+        cos, sin = position_embeddings
+        hidden: Tensor = hidden_states[0]
+        heads = self.qkv_proj(self.input_norm(hidden)).view(len(hidden), -1, self._head_dim)
         if self.q_norm is not None and self.k_norm is not None:
-            queries_keys[:, : self._num_heads] = self.q_norm(queries_keys[:, : self._num_heads])
-            queries_keys[:, self._num_heads :] = self.k_norm(queries_keys[:, self._num_heads :])
-        _rotate(queries_keys, _rotary_factors(specdec_step, position_embeddings))
-        attended = specdec_step.attend(
-            self.layer_idx, qkv[:, : self._num_heads].transpose(0, 1), qkv[:, self._num_heads :], self._options
-        )
-        hidden = hidden_states[0] + self.o_proj(attended.flatten(1))
+            keys_end = self._num_heads + self._num_kv_heads
+            heads[:, : self._num_heads] = self.q_norm(heads[:, : self._num_heads])
+            heads[:, self._num_heads : keys_end] = self.k_norm(heads[:, self._num_heads : keys_end])
+        kernels.rotate(heads.numpy(), self._num_heads + self._num_kv_heads, cos[0].numpy(), sin[0].numpy())
+        attended = specdec_step.attend(self.layer_idx, heads, self._num_heads, self._options)
+        hidden = hidden + self.o_proj(attended.flatten(1))
         gate_up = self.gate_up_proj(self.post_attention_norm(hidden))
-        gate, up = gate_up[:, : self._intermediate_size], gate_up[:, self._intermediate_size :]
-        return (hidden + self.down_proj(self.act_fn(gate).mul_(up))).unsqueeze(0)
+        activated = gate_up.new_empty(len(hidden), gate_up.shape[1] // 2)
+        kernels.silu_and_multiply(gate_up.numpy(), activated.numpy())
+        hidden.add_(self.down_proj(activated))
+        return hidden.unsqueeze(0)
 
 
-class _Norm(nn.Module):
-    """Root-mean-square norm over the last dimension.
+class _Norm:
+    """Root-mean-square norm over the last dimension."""
 
-    PyTorch's own takes twice as long on CPU: it is made of more operations.
-    """
+    def __init__(self, norm: HFModule) -> None:
+        self._weight = norm.weight.detach().float().contiguous().numpy()
+        self._eps = float(getattr(norm, "variance_epsilon", None) or norm.eps)
 
-    def __init__(self, norm: nn.Module) -> None:
-        super().__init__()
-        self.weight = norm.weight
-        self._eps = torch.tensor(getattr(norm, "variance_epsilon", None) or norm.eps)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        length = torch.linalg.vector_norm(inputs, dim=-1, keepdim=True)
-        mean_square = torch.addcmul(self._eps, length, length, value=1.0 / inputs.shape[-1])
-        return (inputs * mean_square.rsqrt_()).mul_(self.weight)
-
-
-def _rotary_factors(step: AttentionStep, position_embeddings: tuple[Tensor, Tensor]) -> RotaryFactors:
-    """The factors of a forward's positions, made once for all layers that share them."""
-    cos, sin = position_embeddings
-    if step.rotary is None or step.rotary.source is not cos:
-        first, second = sin[0].chunk(2, dim=-1)
-        step.rotary = RotaryFactors(cos, cos[0].unsqueeze(1), torch.cat([-first, second], dim=-1).unsqueeze(1))
-    return step.rotary
-
-
-def _rotate(heads: Tensor, factors: RotaryFactors) -> None:
-    """Rotary position embedding in place: ``x * cos + rotate_half(x) * sin`` (Su et al., arXiv 2104.09864).
-
-    Args:
-        heads: [tokens, heads, head_dim].
-    """
-    swapped = heads.unflatten(-1, (2, -1)).flip(-2).flatten(-2)
-    heads.mul_(factors.cos).addcmul_(swapped, factors.signed_sin)
+    def __call__(self, inputs: Tensor) -> Tensor:
+        rows = inputs.reshape(-1, inputs.shape[-1])
+        outputs = torch.empty_like(rows)
+        kernels.rms_norm(rows.numpy(), self._weight, self._eps, outputs.numpy())
+        return outputs.view(inputs.shape)
 
 
 @torch.inference_mode()
@@ -149,7 +132,7 @@ def fuse_layers(model: PreTrainedModel, attention: AttentionKernel, *, packed: b
     return num_fused
 
 
-def _has_parts(layer: nn.Module) -> bool:
+def _has_parts(layer: HFModule) -> bool:
     """Whether a layer has the modules, and only the modules, that the fused one is made of."""
     if {name for name, _ in layer.named_children()} != set(_PARTS):
         return False
@@ -169,7 +152,7 @@ def _has_parts(layer: nn.Module) -> bool:
 class _Trial:
     """Runs layers on the same random input, each over a KV pool of its own."""
 
-    def __init__(self, layer: nn.Module, hidden_size: int, rotary: nn.Module, kernel: AttentionKernel) -> None:
+    def __init__(self, layer: HFModule, hidden_size: int, rotary: HFModule, kernel: AttentionKernel) -> None:
         attention = layer.self_attn
         self._layer_idx: int = attention.layer_idx
         num_kv_heads = attention.k_proj.out_features // attention.head_dim
@@ -180,13 +163,13 @@ class _Trial:
         self._hidden = torch.randn(1, _NUM_TRIAL_TOKENS, hidden_size, generator=generator)
         self._options: list[AttentionOptions] = []
 
-    def run(self, layer: nn.Module) -> Tensor:
+    def run(self, layer: HFModule) -> Tensor:
         """A layer's output, [1, tokens, hidden]."""
         # Across the border of two blocks, and not from position 0, where a rotation changes nothing.
         rows = SequenceRows([0] * _NUM_TRIAL_TOKENS, BLOCK_SIZE - _NUM_TRIAL_TOKENS // 2, [0, 1], 0)
         batch = build_batch([rows], padded_tokens=_NUM_TRIAL_TOKENS, device=torch.device("cpu"))
         plan = _RecordingPlan(self._kernel.plan(batch), self._options)
-        storage = KVStorage(self._shape, num_blocks=2, device=torch.device("cpu"))
+        storage = self._kernel.make_storage(self._shape, num_blocks=2)
         output = layer(
             self._hidden.clone(),
             attention_mask=None,
@@ -210,6 +193,6 @@ class _RecordingPlan:
         self._plan = plan
         self._options = options
 
-    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions) -> Tensor:
+    def attend(self, heads: Tensor, num_heads: int, keys: Tensor, values: Tensor, options: AttentionOptions) -> Tensor:
         self._options.append(options)
-        return self._plan.attend(queries, keys, values, options)
+        return self._plan.attend(heads, num_heads, keys, values, options)

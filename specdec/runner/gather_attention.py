@@ -10,13 +10,21 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from specdec.cache.blocks import BLOCK_SIZE, num_blocks_for
+from specdec.cache.storage import KVShape, KVStorage
 from specdec.errors import UnsupportedModelError
 from specdec.runner.attention import AttentionOptions
 from specdec.runner.batch import RaggedBatch
 
 
 class GatherAttention:
-    """Makes `GatherPlan` objects."""
+    """Makes `GatherPlan` objects for one device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def make_storage(self, shape: KVShape, num_blocks: int) -> KVStorage:
+        """A pool whose keys are rows, as PyTorch's attention takes them."""
+        return KVStorage(shape, num_blocks, self._device)
 
     def plan(self, batch: RaggedBatch) -> GatherPlan:
         """Prepare the attention of one forward."""
@@ -32,6 +40,7 @@ class GatherPlan:
     def __init__(self, batch: RaggedBatch) -> None:
         sequences, device = batch.sequences, batch.input_ids.device
         self._num_sequences = len(sequences)
+        self._blocks, self._offsets = batch.blocks, batch.offsets
         self._max_queries = max(len(rows.token_ids) for rows in sequences)
         tables = [rows.blocks[: num_blocks_for(rows.end)] for rows in sequences]
         max_blocks = max(len(table) for table in tables)
@@ -43,21 +52,24 @@ class GatherPlan:
         self._key_positions = torch.arange(max_blocks * BLOCK_SIZE, device=device)[None, None, :]
         self._masks: dict[int | None, Tensor] = {}
 
-    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions) -> Tensor:
+    def attend(self, heads: Tensor, num_heads: int, keys: Tensor, values: Tensor, options: AttentionOptions) -> Tensor:
         if options.softcap is not None:
             raise UnsupportedModelError("soft-capped attention scores need device: cpu")
-        num_heads, num_tokens, head_dim = queries.shape
-        padded = queries.new_zeros(self._num_sequences * self._max_queries, num_heads, head_dim)
-        padded[self._places] = queries[:, : len(self._places)].transpose(0, 1)
+        num_kv_heads, head_dim = keys.shape[1], heads.shape[2]
+        queries, new_keys, new_values = heads[: len(self._places)].split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+        keys[self._blocks, :, self._offsets] = new_keys
+        values[self._blocks, :, self._offsets] = new_values
+        padded = heads.new_zeros(self._num_sequences * self._max_queries, num_heads, head_dim)
+        padded[self._places] = queries
         outputs = scaled_dot_product_attention(
             padded.view(self._num_sequences, self._max_queries, num_heads, head_dim).transpose(1, 2),
             self._gather(keys),
             self._gather(values),
             attn_mask=self._mask(options.window),
             scale=options.scaling,
-            enable_gqa=keys.shape[1] != num_heads,
+            enable_gqa=num_kv_heads != num_heads,
         )
-        result = queries.new_zeros(num_tokens, num_heads, head_dim)
+        result = heads.new_zeros(len(heads), num_heads, head_dim)
         result[: len(self._places)] = outputs.transpose(1, 2).flatten(0, 1)[self._places]
         return result
 

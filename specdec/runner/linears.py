@@ -43,12 +43,12 @@ def make_linear(linears: Sequence[nn.Linear], *, packed: bool) -> nn.Module:
         packed: make it a `PackedLinear`.
     """
     weight = torch.cat([linear.weight for linear in linears])
-    biases = [linear.bias for linear in linears]
     bias: Tensor | None = None
-    if any(b is not None for b in biases):
-        bias = torch.cat(
-            [weight.new_zeros(linear.out_features) if b is None else b for linear, b in zip(linears, biases, strict=True)]
-        )
+    # torch's stubs say that there always is one.
+    biases: list[Tensor | None] = [linear.bias for linear in linears]
+    if any(own is not None for own in biases):
+        zeros = [weight.new_zeros(linear.out_features) for linear in linears]
+        bias = torch.cat([zero if own is None else own for own, zero in zip(biases, zeros, strict=True)])
     if packed:
         return PackedLinear(weight, bias)
     joined = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")

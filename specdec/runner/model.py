@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from specdec.cache.blocks import num_blocks_for
-from specdec.cache.storage import KVShape, KVStorage
+from specdec.cache.storage import KVShape
 from specdec.config import WorkerSettings
 from specdec.errors import ConfigError, UnsupportedModelError
 from specdec.runner.attention import AttentionKernel, AttentionStep
 from specdec.runner.batch import SequenceRows, build_batch
 from specdec.runner.exact_attention import ExactAttention
-from specdec.runner.gather_attention import GatherAttention
 from specdec.runner.fused import fuse_layers
+from specdec.runner.gather_attention import GatherAttention
 from specdec.runner.huge_pages import advise_tensor, collapse_heap
 from specdec.runner.linears import RowSafeHead, linear_shapes, pack_linears
 from specdec.runner.load import LoadedModel
@@ -65,14 +65,14 @@ class ModelRunner:
         self.num_blocks = settings.kv_cache_bytes // shape.bytes_per_block
         self._attention: AttentionKernel
         if self._device.type == "cpu":
-            self._attention = ExactAttention(num_heads // num_kv_heads, head_dim)
+            self._attention = ExactAttention()
             _arrange_for_cpu(loaded, self._attention)
             self._safe_tokens = _find_safe_rows(loaded, settings.max_tokens_per_step or _CPU_TOKENS_PER_STEP)
             _make_head_row_safe(loaded)
         else:
-            self._attention = GatherAttention()
+            self._attention = GatherAttention(self._device)
             self._safe_tokens = SafeRows(range(1, (settings.max_tokens_per_step or _CUDA_TOKENS_PER_STEP) + 1))
-        self._storage = KVStorage(shape, self.num_blocks, self._device)
+        self._storage = self._attention.make_storage(shape, self.num_blocks)
         for tensor in (*self._storage.keys, *self._storage.values):
             advise_tensor(tensor)
         self.max_tokens = self._safe_tokens.max_rows

@@ -8,17 +8,17 @@ from specdec.cache.storage import KVShape, KVStorage
 SHAPE = KVShape(num_layers=2, num_kv_heads=3, head_dim=4, dtype=torch.float32)
 
 
-def test_a_token_is_written_to_its_place_and_nowhere_else() -> None:
+def test_columns_swap_the_last_two_dimensions_of_keys_alone() -> None:
+    rows = KVStorage(SHAPE, 5, torch.device("cpu"))
+    columns = KVStorage(SHAPE, 5, torch.device("cpu"), keys_as_columns=True)
+    assert rows.keys[1].shape == rows.values[1].shape == (5, 3, BLOCK_SIZE, 4)
+    assert columns.keys[1].shape == (5, 3, 4, BLOCK_SIZE)
+    assert columns.values[1].shape == (5, 3, BLOCK_SIZE, 4)
+
+
+def test_fresh_memory_is_zero() -> None:
+    # A masked position is multiplied by 0, which does not help against NaN.
     storage = KVStorage(SHAPE, 5, torch.device("cpu"))
-    keys, values = torch.randn(3, 3, 4), torch.randn(3, 3, 4)
-    places = [(4, 0), (1, BLOCK_SIZE - 1), (4, 7)]
-    blocks, offsets = torch.tensor(places).unbind(1)
-    storage.write(1, keys, values, blocks, offsets)
-    for token, (block, offset) in enumerate(places):
-        assert torch.equal(storage.keys[1][block, :, offset], keys[token])
-        assert torch.equal(storage.values[1][block, :, offset], values[token])
-        storage.keys[1][block, :, offset] = 0.0
-        storage.values[1][block, :, offset] = 0.0
     assert not any(tensor.any() for tensor in storage.keys + storage.values)
 
 

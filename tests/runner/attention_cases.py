@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from specdec.cache.blocks import BLOCK_SIZE, num_blocks_for
+from specdec.cache.blocks import num_blocks_for
 from specdec.cache.storage import KVShape, KVStorage
 from specdec.runner.attention import AttentionKernel, AttentionOptions
 from specdec.runner.batch import SequenceRows, build_batch
@@ -56,19 +56,31 @@ def run(
     What no query may see (later positions, blocks of nobody) holds ``garbage``.
     """
     num_kv_heads = parts[0][0].keys.shape[1]
-    storage = KVStorage(KVShape(1, num_kv_heads, HEAD_DIM, torch.float32), NUM_BLOCKS, torch.device("cpu"))
+    storage = kernel.make_storage(KVShape(1, num_kv_heads, HEAD_DIM, torch.float32), NUM_BLOCKS)
     storage.keys[0].fill_(garbage)
     storage.values[0].fill_(garbage)
-    for sequence, _, end in parts:
-        positions = torch.arange(end)
-        blocks = torch.tensor(sequence.blocks)[positions // BLOCK_SIZE]
-        storage.write(0, sequence.keys[:end], sequence.values[:end], blocks, positions % BLOCK_SIZE)
+    forward(kernel, storage, [(sequence, 0, start) for sequence, start, _ in parts if start], options)
+    return forward(kernel, storage, parts, options)
+
+
+def forward(
+    kernel: AttentionKernel, storage: KVStorage, parts: list[tuple[Sequence, int, int]], options: AttentionOptions
+) -> list[Tensor]:
+    """One forward over a pool that holds what comes before; its flat row is padded by two tokens."""
+    if not parts:
+        return []
     rows = [SequenceRows([0] * (end - start), start, sequence.blocks, 0) for sequence, start, end in parts]
-    num_tokens = sum(end - start for _, start, end in parts)
-    batch = build_batch(rows, padded_tokens=num_tokens, device=torch.device("cpu"))
-    queries = torch.cat([sequence.queries[start:end] for sequence, start, end in parts]).transpose(0, 1)
-    outputs = kernel.plan(batch).attend(queries, storage.keys[0], storage.values[0], options)
-    return list(outputs.split([end - start for _, start, end in parts]))
+    lengths = [end - start for _, start, end in parts]
+    batch = build_batch(rows, padded_tokens=sum(lengths) + 2, device=torch.device("cpu"))
+    tokens = [
+        torch.cat([part[start:end] for part in (sequence.queries, sequence.keys, sequence.values)], dim=1)
+        for sequence, start, end in parts
+    ]
+    heads = torch.cat([*tokens, torch.full((2, *tokens[0].shape[1:]), float("nan"))]).contiguous()
+    num_heads = parts[0][0].queries.shape[1]
+    outputs = kernel.plan(batch).attend(heads, num_heads, storage.keys[0], storage.values[0], options)
+    assert not outputs[sum(lengths) :].any(), "rows of padding are not zero"
+    return list(outputs[: sum(lengths)].split(lengths))
 
 
 def naive(sequence: Sequence, options: AttentionOptions) -> Tensor:

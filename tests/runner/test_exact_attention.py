@@ -1,9 +1,7 @@
 from __future__ import annotations
 
-import functools
 import itertools
 import random
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,8 +9,8 @@ from torch import Tensor
 
 from specdec.cache.blocks import BLOCK_SIZE
 from specdec.runner.attention import AttentionOptions
-from specdec.runner.exact_attention import ExactAttention, tree_sum
-from tests.runner.attention_cases import HEAD_DIM, NUM_BLOCKS, make_sequences, naive, run
+from specdec.runner.exact_attention import ExactAttention
+from tests.runner.attention_cases import NUM_BLOCKS, make_sequences, naive, run
 
 HEADS = [(4, 4), (4, 2), (4, 1), (3, 1), (1, 1)]
 LENGTHS = [1, 130, 64, 5, 65]
@@ -30,23 +28,21 @@ with_options = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.
 with_heads = pytest.mark.parametrize(("num_heads", "num_kv_heads"), HEADS)
 
 
-@functools.cache
-def kernel(num_heads: int, num_kv_heads: int) -> ExactAttention:
-    return ExactAttention(num_heads // num_kv_heads, HEAD_DIM)
+KERNEL = ExactAttention()
 
 
 @with_options
 @with_heads
 def test_equals_textbook_attention(options: AttentionOptions, num_heads: int, num_kv_heads: int) -> None:
     sequences = make_sequences(LENGTHS, num_heads=num_heads, num_kv_heads=num_kv_heads, scattered=True)
-    outputs = run(kernel(num_heads, num_kv_heads), [(s, 0, s.length) for s in sequences], options)
+    outputs = run(KERNEL, [(s, 0, s.length) for s in sequences], options)
     for sequence, output in zip(sequences, outputs, strict=True):
         torch.testing.assert_close(output.double(), naive(sequence, options), rtol=1e-4, atol=1e-5)
 
 
 def test_the_comparison_sees_a_wrong_window() -> None:
     (sequence,) = make_sequences([130], num_heads=4, num_kv_heads=2, scattered=False)
-    (output,) = run(kernel(4, 2), [(sequence, 0, 130)], AttentionOptions(0.25, 24, None))
+    (output,) = run(KERNEL, [(sequence, 0, 130)], AttentionOptions(0.25, 24, None))
     assert not torch.allclose(output.double(), naive(sequence, AttentionOptions(0.25, 25, None)), rtol=1e-4, atol=1e-5)
 
 
@@ -58,7 +54,7 @@ ALONE = (0, 1, 2, 22, 23, 24, 63, 64, 65, 66, 127, 128, 149, 200, 290, 329)
 def test_a_query_has_the_same_bits_alone_in_chunks_and_in_a_batch(
     options: AttentionOptions, num_heads: int, num_kv_heads: int
 ) -> None:
-    attention = kernel(num_heads, num_kv_heads)
+    attention = KERNEL
     lengths = [3, 330, 67]
     sequences = make_sequences(lengths, num_heads=num_heads, num_kv_heads=num_kv_heads, scattered=False)
     expected = run(attention, [(s, 0, s.length) for s in sequences], options)
@@ -83,7 +79,7 @@ def test_a_query_has_the_same_bits_alone_in_chunks_and_in_a_batch(
 def test_the_bits_do_not_depend_on_where_the_blocks_are(
     options: AttentionOptions, num_heads: int, num_kv_heads: int
 ) -> None:
-    attention = kernel(num_heads, num_kv_heads)
+    attention = KERNEL
     (sequence,) = make_sequences([330], num_heads=num_heads, num_kv_heads=num_kv_heads, scattered=False)
     tables = [
         [0, 1, 2, 3, 4, 5],
@@ -116,45 +112,8 @@ def test_other_orders_of_summation_do_differ() -> None:
 def test_what_a_query_may_not_see_has_no_influence(garbage: float) -> None:
     (sequence,) = make_sequences([70], num_heads=4, num_kv_heads=2, scattered=False)
     options = AttentionOptions(0.25, None, None)
-    clean = run(kernel(4, 2), [(sequence, 60, 70)], options, garbage=0.0)[0]
-    assert torch.equal(run(kernel(4, 2), [(sequence, 60, 70)], options, garbage=garbage)[0], clean)
-
-
-def in_absolute_tree(terms: dict[int, float], size: int) -> Tensor:
-    """The sum over the whole of a binary tree with ``size`` leaves; leaves without a term are zero."""
-    leaves = [torch.tensor(terms.get(index, 0.0)) for index in range(size)]
-    while len(leaves) > 1:
-        leaves = [leaves[i] + leaves[i + 1] for i in range(0, len(leaves), 2)]
-    return leaves[0]
-
-
-@pytest.mark.parametrize("first_index", [0, 1, 2, 3, 5, 8, 13])
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 9, 16])
-def test_tree_sum_is_the_sum_in_the_tree_of_absolute_indices(first_index: int, count: int) -> None:
-    generator = torch.Generator().manual_seed(count)
-    terms = torch.randn(count, generator=generator) * 10.0 ** torch.randint(-4, 5, (count,), generator=generator)
-    expected = in_absolute_tree({first_index + j: terms[j].item() for j in range(count)}, 64)
-    assert torch.equal(tree_sum(terms, first_index), expected)
-
-
-def test_tree_sum_ignores_zero_terms_around_it() -> None:
-    terms = torch.randn(5, 3, generator=torch.Generator().manual_seed(3))
-    zeros = torch.zeros(4, 3)
-    assert torch.equal(tree_sum(torch.cat([zeros, terms, zeros]), 3), tree_sum(terms, 7))
-
-
-def sum_in_order(terms: Tensor) -> Tensor:
-    total = torch.zeros(())
-    for term in terms:
-        total = total + term
-    return total
-
-
-@pytest.mark.parametrize("other", [sum_in_order, torch.sum, lambda terms: tree_sum(terms, 0)])
-def test_other_sums_have_other_bits(other: Callable[[Tensor], Tensor]) -> None:
-    generator = torch.Generator().manual_seed(0)
-    draws = [torch.randn(11, generator=generator) for _ in range(50)]
-    assert any(not torch.equal(other(terms), tree_sum(terms, 5)) for terms in draws)
+    clean = run(KERNEL, [(sequence, 60, 70)], options, garbage=0.0)[0]
+    assert torch.equal(run(KERNEL, [(sequence, 60, 70)], options, garbage=garbage)[0], clean)
 
 
 def test_the_cases_span_several_blocks_and_fit_the_pool() -> None:
