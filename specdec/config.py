@@ -83,7 +83,13 @@ class WorkerSettings(Settings):
     max_tokens_per_step: int | None = Field(
         None,
         ge=8,
-        description="Tokens in one forward; a longer prompt takes several. Default: 128 on CPU, 2048 on CUDA.",
+        description="Tokens in one forward; a longer prompt takes several. Default: 512 on CPU, 2048 on CUDA.",
+    )
+    max_prefill_tokens_beside_decode: int | None = Field(
+        None,
+        ge=1,
+        description="Prompt tokens in one forward while other sequences decode, so that these do not wait long. "
+        "Default: 32 on CPU, 512 on CUDA.",
     )
     idle_sequence_timeout_s: float = Field(
         120.0, gt=0, description="KV of a sequence nobody asked for in this time is freed."

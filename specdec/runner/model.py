@@ -27,9 +27,12 @@ logger = logging.getLogger(__name__)
 # A head over a large vocabulary is the widest product by far; logits are wanted for few rows.
 _MAX_LOGIT_ROWS = 64
 
-# A CPU computes a hundred tokens in the time others wait without noticing; a GPU needs many to be busy.
-_CPU_TOKENS_PER_STEP = 128
+_CPU_TOKENS_PER_STEP = 512
 _CUDA_TOKENS_PER_STEP = 2048
+# What a decoding sequence does not notice: on a CPU a step with this many tokens takes about twice as long as one with
+# a single token.
+_CPU_PREFILL_BESIDE_DECODE = 32
+_CUDA_PREFILL_BESIDE_DECODE = 512
 
 
 class ModelRunner:
@@ -39,6 +42,7 @@ class ModelRunner:
         num_blocks: size of the KV pool.
         max_model_len: longest sequence the model and the pool can hold, in tokens.
         max_tokens: most tokens in one forward.
+        max_prefill_beside_decode: most prompt tokens in one forward while other sequences decode.
         vocab_size: token ids the model knows are below this.
         fingerprint: of the model.
     """
@@ -66,16 +70,19 @@ class ModelRunner:
         self._attention: AttentionKernel
         if self._device.type == "cpu":
             self._attention = ExactAttention()
+            prefill_default = _CPU_PREFILL_BESIDE_DECODE
             _arrange_for_cpu(loaded, self._attention)
             self._safe_tokens = _find_safe_rows(loaded, settings.max_tokens_per_step or _CPU_TOKENS_PER_STEP)
             _make_head_row_safe(loaded)
         else:
             self._attention = GatherAttention(self._device)
+            prefill_default = _CUDA_PREFILL_BESIDE_DECODE
             self._safe_tokens = SafeRows(range(1, (settings.max_tokens_per_step or _CUDA_TOKENS_PER_STEP) + 1))
         self._storage = self._attention.make_storage(shape, self.num_blocks)
         for tensor in (*self._storage.keys, *self._storage.values):
             advise_tensor(tensor)
         self.max_tokens = self._safe_tokens.max_rows
+        self.max_prefill_beside_decode = settings.max_prefill_tokens_beside_decode or prefill_default
         logger.info(
             "KV cache: %d blocks, %.0f MiB; longest sequence %d tokens; at most %d tokens per step",
             self.num_blocks,

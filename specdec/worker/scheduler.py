@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+import time
+from collections.abc import Callable, Iterable
 
 from specdec.types import ProposeItem, VerifyItem
 from specdec.worker.calls import AnyJob, Call, Item, PendingItem
 from specdec.worker.jobs import JobRows, ProposeJob, VerifyJob
 from specdec.worker.sequences import CachedSequence, SequenceTable
+
+# Longer than a round takes outside this worker: a draft, two calls, the loop.
+_BETWEEN_ROUNDS_S = 0.5
 
 
 class Scheduler:
@@ -18,11 +23,30 @@ class Scheduler:
     takes it out of the round and sends it whole. An item sent whole waits for room.
     """
 
-    def __init__(self, table: SequenceTable, *, vocab_size: int, max_model_len: int, max_tokens: int) -> None:
+    def __init__(
+        self,
+        table: SequenceTable,
+        *,
+        vocab_size: int,
+        max_model_len: int,
+        max_tokens: int,
+        max_prefill_beside_decode: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """
+        Args:
+            vocab_size: token ids are below this.
+            max_model_len: longest sequence, in tokens.
+            max_tokens: most tokens in one forward.
+            max_prefill_beside_decode: most tokens of long feeds in one forward while other sequences decode.
+        """
         self.table = table
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self._max_tokens = max_tokens
+        self._max_prefill_beside_decode = max_prefill_beside_decode
+        self._clock = clock
+        self._last_decode = -math.inf
         self._waiting: list[PendingItem] = []
         self._running: list[PendingItem] = []
 
@@ -51,16 +75,30 @@ class Scheduler:
             self.table.close(sequence_id)
 
     def next_batch(self) -> list[tuple[PendingItem, JobRows]]:
-        """The rows of the next forward: at most ``max_tokens`` tokens, decode and verify rows before prefill."""
+        """The rows of the next forward: at most ``max_tokens`` tokens, decode and verify rows before prefill.
+
+        While sequences decode, prefill gets a small part of a forward: they should not wait for somebody's long
+        prompt. They also count as decoding between two of their rounds, when the worker has nothing from them.
+        """
         self._drop_cancelled()
         self._admit()
         batch: list[tuple[PendingItem, JobRows]] = []
         budget = self._max_tokens
+        small = self._max_prefill_beside_decode
+        prefill_budget = small if self._clock() < self._last_decode + _BETWEEN_ROUNDS_S else budget
         for pending, job in sorted(self._jobs(), key=lambda entry: entry[1].num_tokens_to_feed):
-            rows = job.next_rows(budget)
-            if rows is not None:
-                batch.append((pending, rows))
-                budget -= len(rows.rows.token_ids)
+            # What cannot be cut must not wait either: it would wait for as long as others decode.
+            decodes = job.num_tokens_to_feed <= max(small, len(job.tail_choices()))
+            if decodes:
+                self._last_decode = self._clock()
+                prefill_budget = min(prefill_budget, small)
+            rows = job.next_rows(budget if decodes else min(budget, prefill_budget))
+            if rows is None:
+                continue
+            batch.append((pending, rows))
+            budget -= len(rows.rows.token_ids)
+            if not decodes:
+                prefill_budget -= len(rows.rows.token_ids)
             if budget == 0:
                 break
         return batch

@@ -67,6 +67,7 @@ class ModelWorker:
             vocab_size=runner.vocab_size,
             max_model_len=runner.max_model_len,
             max_tokens=runner.max_tokens,
+            max_prefill_beside_decode=runner.max_prefill_beside_decode,
         )
         self._inbox: queue.SimpleQueue[Call | list[str] | None] = queue.SimpleQueue()
         self._load = _Load()

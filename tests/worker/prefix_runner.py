@@ -6,6 +6,7 @@ One wrong, stale or foreign cache entry changes the logits beyond recognition.
 from __future__ import annotations
 
 import random
+import time
 import zlib
 from array import array
 from collections.abc import Callable, Sequence
@@ -49,10 +50,19 @@ class PrefixRunner:
     fingerprint = "0" * 64
     vocab_size = VOCAB_SIZE
 
-    def __init__(self, *, num_blocks: int = 64, max_model_len: int = 512, max_tokens: int = 32, salt: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        num_blocks: int = 64,
+        max_model_len: int = 512,
+        max_tokens: int = 32,
+        max_prefill_beside_decode: int | None = None,
+        salt: int = 0,
+    ) -> None:
         self.num_blocks = num_blocks
         self.max_model_len = max_model_len
         self.max_tokens = max_tokens
+        self.max_prefill_beside_decode = max_prefill_beside_decode or max_tokens
         self.forwards: list[list[SequenceRows]] = []
         self.before_forward: Callable[[], None] = lambda: None
         self._salt = salt
@@ -108,6 +118,8 @@ def make_scheduler(runner: PrefixRunner, clock: FakeClock | None = None, idle_ti
         vocab_size=runner.vocab_size,
         max_model_len=runner.max_model_len,
         max_tokens=runner.max_tokens,
+        max_prefill_beside_decode=runner.max_prefill_beside_decode,
+        clock=clock or time.monotonic,
     )
 
 

@@ -242,3 +242,39 @@ def test_decoding_goes_before_prefill_and_both_share_a_forward() -> None:
     assert sorted(len(rows.token_ids) for rows in runner.forwards[-1]) == [4, 12]
     finish(scheduler, runner)
     assert answers(long)[0].output == plain_tokens(prompt(1, 100), GREEDY, 1)
+
+
+def test_a_long_prompt_takes_a_small_part_of_every_forward_while_others_decode() -> None:
+    runner, clock = PrefixRunner(max_tokens=64, max_prefill_beside_decode=10), FakeClock()
+    scheduler = make_scheduler(runner, clock)
+    call(scheduler, whole("short", [1, 2], [], GREEDY))
+    finish(scheduler, runner)
+    long = call(scheduler, whole("long", prompt(1, 300), [], GREEDY))
+    rounds = [3]
+    for position in range(2, 7):
+        decode = call(scheduler, VerifyItem("short", position, [rounds[-1]], []))
+        step(scheduler, runner)  # the round, with a piece of the prompt beside it
+        assert sorted(len(rows.token_ids) for rows in runner.forwards[-1]) == [1, 10]
+        rounds += answers(decode)[0].output
+        clock.now += 0.1
+        step(scheduler, runner)  # between two rounds
+        assert [len(rows.token_ids) for rows in runner.forwards[-1]] == [10]
+    clock.now += 10.0
+    step(scheduler, runner)  # nobody decodes any more
+    assert [len(rows.token_ids) for rows in runner.forwards[-1]] == [64]
+    finish(scheduler, runner)
+    assert answers(long)[0].output == plain_tokens(prompt(1, 300), GREEDY, 1)
+
+
+def test_a_draft_longer_than_that_part_does_not_wait_for_ever() -> None:
+    runner, clock = PrefixRunner(max_tokens=64, max_prefill_beside_decode=4), FakeClock()
+    scheduler = make_scheduler(runner, clock)
+    target = plain_tokens(prompt(1, 30), GREEDY, 12)
+    call(scheduler, whole("short", [1, 2], [], GREEDY))
+    finish(scheduler, runner)
+    long = call(scheduler, whole("long", prompt(1, 30), target[:11], GREEDY))
+    for position in range(2, 14):
+        call(scheduler, VerifyItem("short", position, [position % 4], []))
+        step(scheduler, runner)
+    assert long.future.done()
+    assert answers(long)[0].output == target
