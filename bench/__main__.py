@@ -6,13 +6,13 @@ import argparse
 import json
 from pathlib import Path
 
-from bench import decode, forward
+from bench import decode, forward, gap
 from specdec.config import load_engine_config
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("what", nargs="*", choices=["forward", "decode"], default=["forward", "decode"])
+    parser.add_argument("what", nargs="*", choices=["forward", "decode", "gap"], default=["forward", "decode"])
     parser.add_argument("--config", type=Path, default=Path("serve_config.yaml"))
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--temperature", type=float, default=0.0)
@@ -25,6 +25,8 @@ def main() -> None:
     if "decode" in options.what:
         repeats = max(1, options.repeats // 5)
         figures["decode"] = decode.run(config, options.num_draft_tokens, options.temperature, repeats)
+    if "gap" in options.what:
+        figures["gap"] = gap.run(config)
     for name, group in figures.items():
         for key, value in group.items():
             print(f"{name:8s} {key:42s} {value:10.3f}")

@@ -31,7 +31,7 @@ _CPU_TOKENS_PER_STEP = 512
 _CUDA_TOKENS_PER_STEP = 2048
 # What a decoding sequence does not notice: on a CPU a step with this many tokens takes about twice as long as one with
 # a single token.
-_CPU_PREFILL_BESIDE_DECODE = 32
+_CPU_PREFILL_BESIDE_DECODE = 8
 _CUDA_PREFILL_BESIDE_DECODE = 512
 
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable
 
 from specdec.types import ProposeItem, VerifyItem
 from specdec.worker.calls import AnyJob, Call, Item, PendingItem
 from specdec.worker.jobs import JobRows, ProposeJob, VerifyJob
+from specdec.worker.rounds import RoundClock
 from specdec.worker.sequences import CachedSequence, SequenceTable
-
-# Longer than a round takes outside this worker: a draft, two calls, the loop.
-_BETWEEN_ROUNDS_S = 0.5
 
 
 class Scheduler:
@@ -45,8 +42,8 @@ class Scheduler:
         self._max_model_len = max_model_len
         self._max_tokens = max_tokens
         self._max_prefill_beside_decode = max_prefill_beside_decode
-        self._clock = clock
-        self._last_decode = -math.inf
+        self._rounds = RoundClock(clock)
+        self._decoding = False
         self._waiting: list[PendingItem] = []
         self._running: list[PendingItem] = []
 
@@ -77,21 +74,22 @@ class Scheduler:
     def next_batch(self) -> list[tuple[PendingItem, JobRows]]:
         """The rows of the next forward: at most ``max_tokens`` tokens, decode and verify rows before prefill.
 
-        While sequences decode, prefill gets a small part of a forward: they should not wait for somebody's long
-        prompt. They also count as decoding between two of their rounds, when the worker has nothing from them.
+        While sequences decode, prefill gets a small part of a forward, and none while their next round is due: they
+        should not wait for somebody's long prompt.
         """
         self._drop_cancelled()
         self._admit()
-        batch: list[tuple[PendingItem, JobRows]] = []
+        jobs = sorted(self._jobs(), key=lambda entry: entry[1].num_tokens_to_feed)
+        decoding = any(self._decodes(job) for _, job in jobs)
+        if decoding:
+            self._rounds.begin()
+        elif self._rounds.due:
+            return []
         budget = self._max_tokens
-        small = self._max_prefill_beside_decode
-        prefill_budget = small if self._clock() < self._last_decode + _BETWEEN_ROUNDS_S else budget
-        for pending, job in sorted(self._jobs(), key=lambda entry: entry[1].num_tokens_to_feed):
-            # What cannot be cut must not wait either: it would wait for as long as others decode.
-            decodes = job.num_tokens_to_feed <= max(small, len(job.tail_choices()))
-            if decodes:
-                self._last_decode = self._clock()
-                prefill_budget = min(prefill_budget, small)
+        prefill_budget = self._max_prefill_beside_decode if decoding or self._rounds.decoding else budget
+        batch: list[tuple[PendingItem, JobRows]] = []
+        for pending, job in jobs:
+            decodes = self._decodes(job)
             rows = job.next_rows(budget if decodes else min(budget, prefill_budget))
             if rows is None:
                 continue
@@ -101,7 +99,19 @@ class Scheduler:
                 prefill_budget -= len(rows.rows.token_ids)
             if budget == 0:
                 break
+        self._decoding = decoding
         return batch
+
+    def end_batch(self) -> None:
+        """The forward of the last batch is over, and its jobs have advanced."""
+        if self._decoding:
+            self._rounds.end()
+
+    def _decodes(self, job: AnyJob) -> bool:
+        """Whether a job is as short as a decode or verify step. What cannot be cut counts as short, too: otherwise it
+        would wait for as long as others decode.
+        """
+        return job.num_tokens_to_feed <= max(self._max_prefill_beside_decode, len(job.tail_choices()))
 
     def advance(self, pending: PendingItem, rows: JobRows, tokens: list[int]) -> None:
         """Take the outcome of a forward for one of its jobs."""

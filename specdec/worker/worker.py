@@ -28,6 +28,7 @@ from specdec.worker.sequences import SequenceTable
 logger = logging.getLogger(__name__)
 
 _SWEEP_INTERVAL_S = 1.0
+_POLL_S = 0.002
 _WARM_UP_ID = "warm-up"
 
 
@@ -128,23 +129,24 @@ class ModelWorker:
     def _run(self) -> None:
         """The step thread."""
         torch.set_num_threads(1)
+        stepped = True
         while not self._closed.is_set():
-            self._drain()
+            # Work that cannot be stepped now waits for time or a message: for blocks that others hold, or for a round.
+            self._drain(0.0 if stepped else _POLL_S if self._scheduler.has_work else _SWEEP_INTERVAL_S)
             self._scheduler.table.sweep()
             try:
-                self._step()
+                stepped = self._step()
             except Exception as error:
                 # Whatever a forward dies of, the calls in it must hear of it, and the worker must go on or be
                 # found dead by its health check; nobody may be left waiting.
                 logger.exception("a step of the %s worker failed", self.role)
                 self._scheduler.fail_all(WorkerUnavailableError(f"a step of the {self.role} worker failed: {error}"))
             self._step_started = None
-        self._drain()
+        self._drain(0.0)
         self._scheduler.fail_all(WorkerUnavailableError(f"the {self.role} worker was closed"))
 
-    def _drain(self) -> None:
-        """Take in all that is queued; with nothing to compute, wait for something."""
-        wait_s = 0.0 if self._scheduler.has_work or self._closed.is_set() else _SWEEP_INTERVAL_S
+    def _drain(self, wait_s: float) -> None:
+        """Take in all that is queued, after waiting up to ``wait_s`` seconds for something."""
         while True:
             try:
                 message = self._inbox.get(timeout=wait_s) if wait_s else self._inbox.get_nowait()
@@ -156,14 +158,11 @@ class ModelWorker:
                 self._scheduler.release(message)
             wait_s = 0.0
 
-    def _step(self) -> None:
-        """One forward, if there is anything to compute."""
+    def _step(self) -> bool:
+        """One forward; False if there is nothing to compute now."""
         batch = self._scheduler.next_batch()
         if not batch:
-            if self._scheduler.has_work:
-                # Items wait for blocks that others hold; only time or a message can change that.
-                time.sleep(0.005)
-            return
+            return False
         started = self._step_started = time.monotonic()
         logits = self._runner.forward([rows.rows for _, rows in batch])
         tokens = choose_tokens(logits, [choice for _, rows in batch for choice in rows.choices])
@@ -172,7 +171,9 @@ class ModelWorker:
             self._scheduler.advance(pending, rows, tokens[first : first + len(rows.choices)])
             first += len(rows.choices)
         num_tokens = sum(len(rows.rows.token_ids) for _, rows in batch)
+        self._scheduler.end_batch()
         self._load.add(time.monotonic() - started, num_tokens)
+        return True
 
 
 class TargetWorker(ModelWorker):

@@ -6,7 +6,6 @@ One wrong, stale or foreign cache entry changes the logits beyond recognition.
 from __future__ import annotations
 
 import random
-import time
 import zlib
 from array import array
 from collections.abc import Callable, Sequence
@@ -113,13 +112,14 @@ class FakeClock:
 
 def make_scheduler(runner: PrefixRunner, clock: FakeClock | None = None, idle_timeout_s: float = 60.0) -> Scheduler:
     """A scheduler for this runner, to be stepped by hand."""
+    clock = clock or FakeClock()
     return Scheduler(
-        SequenceTable(runner.num_blocks, idle_timeout_s, clock or FakeClock()),
+        SequenceTable(runner.num_blocks, idle_timeout_s, clock),
         vocab_size=runner.vocab_size,
         max_model_len=runner.max_model_len,
         max_tokens=runner.max_tokens,
         max_prefill_beside_decode=runner.max_prefill_beside_decode,
-        clock=clock or time.monotonic,
+        clock=clock,
     )
 
 
@@ -134,6 +134,7 @@ def step(scheduler: Scheduler, runner: PrefixRunner) -> bool:
     for pending, rows in batch:
         scheduler.advance(pending, rows, tokens[first : first + len(rows.choices)])
         first += len(rows.choices)
+    scheduler.end_batch()
     return True
 
 
