@@ -8,12 +8,13 @@ cost little: that is what makes verification cheap.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from specdec.runner.rows import SafeRows
+from specdec.runner.rows import RowFunction, SafeRows
 
 
 class PackedLinear(nn.Module):
@@ -68,33 +69,50 @@ def pack_linears(model: nn.Module) -> None:
                 setattr(parent, name, PackedLinear(child.weight.T, child.bias))
 
 
-class RowSafeHead(nn.Module):
-    """A model's output head that takes any number of rows, computed in products of safe row counts.
+class RowSafeLinear(nn.Module):
+    """A linear layer that takes any number of rows, computed in products of safe row counts.
 
-    Logits are wanted for few rows of a forward, and the head is the widest product by far: it is padded by itself.
+    For layers that do not see all rows of a forward, such as the head and the experts of a mixture.
     """
 
-    def __init__(self, head: nn.Module, safe_rows: SafeRows) -> None:
+    def __init__(self, linear: nn.Module, safe_rows: SafeRows) -> None:
         super().__init__()
-        self.head = head
+        self.linear = linear
         self._safe_rows = safe_rows
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        """[1, rows, hidden] to [1, rows, vocab]."""
+    def forward(self, inputs: Tensor) -> Tensor:
+        """[..., in_features] to [..., out_features]."""
+        rows = inputs.reshape(-1, inputs.shape[-1])
         parts = []
-        for part in torch.split(hidden[0], self._safe_rows.max_rows):
+        for part in torch.split(rows, self._safe_rows.max_rows):
             padding = self._safe_rows.pad(len(part)) - len(part) if len(part) else 0
             padded = nn.functional.pad(part, (0, 0, 0, padding)) if padding else part
-            parts.append(self.head(padded)[: len(part)])
-        return (parts[0] if len(parts) == 1 else torch.cat(parts)).unsqueeze(0)
+            parts.append(self.linear(padded)[: len(part)])
+        outputs = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return outputs.view(*inputs.shape[:-1], outputs.shape[-1])
 
 
-def linear_shapes(model: nn.Module) -> dict[tuple[int, int], nn.Module]:
-    """One linear layer of each (in_features, out_features) that occurs in a model."""
-    shapes: dict[tuple[int, int], nn.Module] = {}
+def row_functions(model: nn.Module) -> list[tuple[RowFunction, int]]:
+    """One product of each shape that all rows of a forward go through, with the width of its input.
+
+    Beside linear layers, some models multiply with a plain parameter (the router of a mixture of experts).
+    """
+    shapes: dict[tuple[int, int], tuple[RowFunction, int]] = {}
+    skipped = {
+        id(inner) for module in model.modules() if isinstance(module, RowSafeLinear) for inner in module.modules()
+    }
     for module in model.modules():
+        if id(module) in skipped or isinstance(module, nn.Embedding):
+            continue
         if isinstance(module, (nn.Linear, PackedLinear)):
-            shapes.setdefault((module.in_features, module.out_features), module)
+            shapes.setdefault((module.in_features, module.out_features), (module, module.in_features))
         elif isinstance(module, Conv1D):
-            shapes.setdefault((module.nx, module.nf), module)
-    return shapes
+            shapes.setdefault((module.nx, module.nf), (module, module.nx))
+        else:
+            for weight in (p for p in module.parameters(recurse=False) if p.ndim == 2):
+                shapes.setdefault((weight.shape[1], weight.shape[0]), (partial(_multiply, weight), weight.shape[1]))
+    return list(shapes.values())
+
+
+def _multiply(weight: Tensor, rows: Tensor) -> Tensor:
+    return nn.functional.linear(rows, weight)

@@ -124,20 +124,14 @@ def _rope_types(config: PreTrainedConfig) -> set[str]:
     return {str(entry["rope_type"]) for entry in each if "rope_type" in entry}
 
 
-def _check_layers(model: PreTrainedModel, device: torch.device) -> None:
+def _check_layers(model: PreTrainedModel) -> None:
     """
     Raises:
-        UnsupportedModelError: the model's attention looks ahead; or, on CPU, it has stacked weights, whose products
-            group the tokens of a forward by expert.
+        UnsupportedModelError: the model's attention looks ahead.
     """
     kind = model.config.model_type
     if any(getattr(module, "is_causal", True) is False for module in model.modules()):
         raise UnsupportedModelError(f"{kind} has attention that looks ahead; only causal language models can be served")
-    if device.type == "cpu" and any(parameter.ndim > 2 for parameter in model.parameters()):
-        raise UnsupportedModelError(
-            f"{kind} has mixture-of-experts layers, whose products on CPU depend in their last bits on the other "
-            "tokens of a forward; use device: cuda, or choose a dense model"
-        )
 
 
 def load_reference(
@@ -185,7 +179,7 @@ def load_model(settings: ModelSettings, layers: list[int] | None = None) -> Load
     folder = resolve_source(settings.source, settings.revision)
     held_in = torch.float32 if device.type == "cpu" else TORCH_DTYPES[settings.dtype]
     model = load_reference(folder, settings.dtype, layers, held_in=held_in)
-    _check_layers(model, device)
+    _check_layers(model)
     tokenizer = load_hf_tokenizer(folder)
     model.to(device)  # type: ignore[arg-type]  # transformers' wrapper hides the method's signature
     model.set_attn_implementation(ATTENTION_NAME)

@@ -15,10 +15,11 @@ from specdec.errors import ConfigError, UnsupportedModelError
 from specdec.runner.attention import AttentionKernel, AttentionStep
 from specdec.runner.batch import SequenceRows, build_batch
 from specdec.runner.exact_attention import ExactAttention
+from specdec.runner.experts import arrange_experts
 from specdec.runner.fused import fuse_layers
 from specdec.runner.gather_attention import GatherAttention
 from specdec.runner.huge_pages import advise_tensor, collapse_heap
-from specdec.runner.linears import RowSafeHead, linear_shapes, pack_linears
+from specdec.runner.linears import RowSafeLinear, pack_linears, row_functions
 from specdec.runner.load import LoadedModel
 from specdec.runner.rows import SafeRows, candidate_row_counts, find_safe_rows
 
@@ -72,8 +73,9 @@ class ModelRunner:
             self._attention = ExactAttention()
             prefill_default = _CPU_PREFILL_BESIDE_DECODE
             _arrange_for_cpu(loaded, self._attention)
-            self._safe_tokens = _find_safe_rows(loaded, settings.max_tokens_per_step or _CPU_TOKENS_PER_STEP)
-            _make_head_row_safe(loaded)
+            counts = candidate_row_counts(settings.max_tokens_per_step or _CPU_TOKENS_PER_STEP)
+            with torch.inference_mode():
+                self._safe_tokens = find_safe_rows(row_functions(loaded.model), counts)
         else:
             self._attention = GatherAttention(self._device)
             prefill_default = _CUDA_PREFILL_BESIDE_DECODE
@@ -144,26 +146,15 @@ def _max_model_len(loaded: LoadedModel, settings: WorkerSettings, shape: KVShape
 
 
 def _arrange_for_cpu(loaded: LoadedModel, attention: AttentionKernel) -> None:
-    """Fuse layers and pack weights, in place."""
+    """Fuse layers, pack weights, and let what does not see all rows pad its own, in place."""
     packed = loaded.dtype == "float16"
+    arrange_experts(loaded.model, packed=packed)
     fuse_layers(loaded.model, attention, packed=packed)
     if packed:
         pack_linears(loaded.model)
+    head = loaded.model.get_output_embeddings()
+    with torch.inference_mode():
+        safe_rows = find_safe_rows([(head, head.in_features)], candidate_row_counts(_MAX_LOGIT_ROWS))
+    loaded.model.set_output_embeddings(RowSafeLinear(head, safe_rows))
     # Before the KV pool is there: it is to take memory only as it is used.
     collapse_heap()
-
-
-@torch.inference_mode()
-def _find_safe_rows(loaded: LoadedModel, max_tokens: int) -> SafeRows:
-    """Row counts safe for all linears but the head."""
-    head = loaded.model.get_output_embeddings()
-    linears = [(module, width) for (width, _), module in linear_shapes(loaded.model).items() if module is not head]
-    return find_safe_rows(linears, candidate_row_counts(max_tokens))
-
-
-@torch.inference_mode()
-def _make_head_row_safe(loaded: LoadedModel) -> None:
-    """Let the model's head pad its rows by itself."""
-    head = loaded.model.get_output_embeddings()
-    safe_rows = find_safe_rows([(head, head.in_features)], candidate_row_counts(_MAX_LOGIT_ROWS))
-    loaded.model.set_output_embeddings(RowSafeHead(head, safe_rows))

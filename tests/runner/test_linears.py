@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from specdec.runner.linears import PackedLinear, RowSafeHead, linear_shapes, pack_linears
+from specdec.runner.linears import PackedLinear, RowSafeLinear, pack_linears, row_functions
 from specdec.runner.rows import SafeRows, find_safe_rows
 
 SHAPES = [(16, 16), (64, 96), (96, 64), (64, 259), (7, 5), (64, 1)]
@@ -64,13 +64,14 @@ def test_every_linear_of_a_model_is_packed_whatever_its_class() -> None:
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_one_linear_of_every_shape_is_found(packed: bool) -> None:
-    model = nn.Sequential(Block(), Block(), nn.Linear(8, 4))
+    router = nn.Module()
+    router.weight = nn.Parameter(torch.randn(3, 8))
+    head = RowSafeLinear(nn.Linear(8, 99), SafeRows([1]))  # pads its own rows
+    model = nn.Sequential(nn.Embedding(50, 8), Block(), Block(), nn.Linear(8, 4), router, head)
     if packed:
         pack_linears(model)
-    shapes = linear_shapes(model)
-    assert shapes.keys() == {(8, 12), (12, 8), (8, 4)}
-    for (width, height), module in shapes.items():
-        assert module(torch.zeros(3, width)).shape == (3, height)
+    shapes = {(width, function(torch.zeros(3, width)).shape[1]) for function, width in row_functions(model)}
+    assert shapes == {(8, 12), (12, 8), (8, 4), (8, 3)}
 
 
 @pytest.mark.parametrize("kind", ["packed", "plain"])
@@ -88,7 +89,7 @@ def test_rows_at_safe_counts_do_not_depend_on_each_other(kind: str) -> None:
 def test_a_head_takes_any_number_of_rows_in_products_of_safe_counts() -> None:
     linear, seen = nn.Linear(8, 20), []
     linear.register_forward_hook(lambda module, inputs, output: seen.append(len(inputs[0])))
-    head = RowSafeHead(linear, SafeRows([3, 6]))
+    head = RowSafeLinear(linear, SafeRows([3, 6]))
     hidden = torch.randn(1, 17, 8)
     for count in (0, 1, 3, 4, 6, 7, 17):
         seen.clear()
@@ -96,3 +97,4 @@ def test_a_head_takes_any_number_of_rows_in_products_of_safe_counts() -> None:
         assert outputs.shape == (1, count, 20)
         torch.testing.assert_close(outputs, hidden[:, :count] @ linear.weight.T + linear.bias)
         assert count == 0 or set(seen) <= {3, 6}
+    assert head(hidden[0, :5]).shape == (5, 20)

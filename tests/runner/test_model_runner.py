@@ -20,7 +20,7 @@ from tests.models import SLIDING_WINDOW, TINY_CONFIGS, TOKENIZER_VOCAB_SIZE, mak
 from tests.runner.feeding import logits_in_company, logits_in_pieces
 
 ModelPath = Callable[[str], Path]
-REFUSED = {"stablelm", "mixtral"}
+REFUSED = {"stablelm"}
 MODELS = [name for name in TINY_CONFIGS if name not in REFUSED]
 LENGTH = 150
 

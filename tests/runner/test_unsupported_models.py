@@ -56,11 +56,6 @@ def test_a_model_that_cannot_be_decoded_exactly_is_refused_before_its_weights_ar
         read_model_config(tmp_path)
 
 
-def test_experts_are_refused_on_cpu(tiny_model_path: Callable[[str], Path]) -> None:
-    with pytest.raises(UnsupportedModelError, match=r"mixtral has mixture-of-experts layers.*device: cuda"):
-        load_model(ModelSettings(source=str(tiny_model_path("mixtral")), device="cpu"))
-
-
 def test_an_architecture_without_the_attention_interface_is_refused(tiny_model_path: Callable[[str], Path]) -> None:
     with pytest.raises(UnsupportedModelError, match="stablelm does not use transformers' attention interface"):
         load_model(ModelSettings(source=str(tiny_model_path("stablelm")), device="cpu"))
