@@ -27,6 +27,7 @@ import yaml
 
 from specdec.config import EngineConfig, load_engine_config
 from specdec.errors import ConfigError
+from specdec.runner.pair import require_sound_pair
 from specdec.runner.sources import resolve_source
 
 logger = logging.getLogger(__name__)
@@ -92,6 +93,7 @@ def run_until_stopped(command: Sequence[str | Path], url: str) -> int:
     # Set even where the shell ignores SIGINT for us (a job in the background): our child would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.default_int_handler)  # the terminal is closed: our child has left its session
     # In a session of its own, a terminal's Ctrl-C does not reach it a second time.
     server = subprocess.Popen(command, env=_RAY_ENVIRONMENT | os.environ, start_new_session=True)
     stopped = threading.Event()
@@ -139,6 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config = load_engine_config(options.config)
         document = config_with_address(options.config, options.host, options.port)
         fetch_models(config)
+        require_sound_pair(config)
     except ConfigError as error:
         logger.error("%s", error)
         return 1

@@ -28,8 +28,9 @@ class Readiness:
 
     Attributes:
         target: required to serve.
-        draft: None when no draft is configured. Without it requests are served, plainly.
-        detail: why not, for a person to read; empty when all is well.
+        draft: None when no draft is configured. True once it has answered, even if it is down now: requests are then
+            served, plainly.
+        detail: what does not answer now, for a person to read; empty when all is well.
     """
 
     target: bool

@@ -11,12 +11,14 @@ from specdec.drafting.length import FixedDraftLength
 from specdec.errors import (
     ContextLengthError,
     DeadlineExceededError,
+    InvalidRequestError,
     OverloadedError,
     WorkerError,
     WorkerUnavailableError,
 )
 from specdec.orchestrator.base import DraftClient, Readiness, TargetClient, WorkerClient
 from specdec.orchestrator.lane import Lane
+from specdec.orchestrator.retry import answer_within
 from specdec.orchestrator.sequence import Sequence
 from specdec.runner.tokenizer import Tokenizer
 from specdec.types import GenerationChunk, GenerationRequest
@@ -60,17 +62,18 @@ class SpeculationEngine:
         self._places = asyncio.Semaphore(config.loop.max_num_sequences)
         self._num_waiting = 0
         self._closed = False
+        self._draft_was_ready = False
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationChunk]:
         """See `GenerationEngine.generate`."""
-        self._check_length(request)
+        self._check(request)
         loop = asyncio.get_running_loop()
         timeout_s = request.timeout_s or self._settings.request_timeout_s
         deadline = loop.time() + timeout_s
         late = DeadlineExceededError(f"the request did not finish within {timeout_s:g} s")
+        sequence = Sequence(request, self.tokenizer, deadline)
         await self._take_place(deadline, late)
         lane: Lane | None = None
-        sequence = Sequence(request, self.tokenizer, deadline)
         try:
             lane = self._choose_lane()
             lane.add(sequence)
@@ -96,9 +99,12 @@ class SpeculationEngine:
             _answers(self._target), _answers(self._draft) if self._draft is not None else _no_fault()
         )
         faults = {"target": target, "draft": draft}
+        # Once warm, a draft may come and go: requests are answered all the while, and a probe that took this server out
+        # of service for it would make things worse.
+        self._draft_was_ready = self._draft_was_ready or draft is None
         return Readiness(
             target=target is None,
-            draft=None if self._draft is None else draft is None,
+            draft=None if self._draft is None else self._draft_was_ready,
             detail="; ".join(f"{name}: {fault}" for name, fault in faults.items() if fault is not None),
         )
 
@@ -108,7 +114,13 @@ class SpeculationEngine:
         await asyncio.gather(*(lane.close() for lane in self._lanes.values()))
         self._lanes.clear()
 
-    def _check_length(self, request: GenerationRequest) -> None:
+    def _check(self, request: GenerationRequest) -> None:
+        wrong = [token for token in request.prompt_token_ids if not 0 <= token < self.tokenizer.vocab_size]
+        if wrong:
+            raise InvalidRequestError(
+                f"token id {wrong[0]} is not in [0, {self.tokenizer.vocab_size}), the model's vocabulary",
+                param="prompt",
+            )
         num_prompt_tokens = len(request.prompt_token_ids)
         if num_prompt_tokens + request.max_tokens > self.max_model_len:
             raise ContextLengthError(
@@ -149,8 +161,7 @@ class SpeculationEngine:
 async def _answers(client: WorkerClient) -> str | None:
     """None if a worker of the pool answers, else why not."""
     try:
-        async with asyncio.timeout(_READINESS_TIMEOUT_S):
-            await client.info()
+        await answer_within(client.info(), _READINESS_TIMEOUT_S)
     except TimeoutError:
         return f"no answer within {_READINESS_TIMEOUT_S:g} s"
     except WorkerError as error:

@@ -15,7 +15,7 @@ from specdec.config import LoopSettings
 from specdec.drafting.length import FixedDraftLength
 from specdec.errors import DeadlineExceededError, WorkerError, WorkerRequestError, WorkerUnavailableError
 from specdec.orchestrator.base import DraftClient, TargetClient
-from specdec.orchestrator.retry import Availability, Backoff
+from specdec.orchestrator.retry import Availability, Backoff, answer_within
 from specdec.orchestrator.sequence import Sequence
 from specdec.types import ProposeItem, ProposeResult, VerifyResult
 
@@ -107,8 +107,7 @@ class Lane:
         drafts = await self._propose(batch)
         items = [sequence.verify_item(drafts.get(sequence.sequence_id, [])) for sequence in batch]
         try:
-            async with asyncio.timeout(self._settings.target_timeout_s):
-                results = await self._target.verify(items, lane=self.name)
+            results = await answer_within(self._target.verify(items, lane=self.name), self._settings.target_timeout_s)
         except (WorkerError, TimeoutError) as error:
             logger.warning("lane %s: verify failed, recovering %d sequences: %r", self.name, len(batch), error)
             for sequence in batch:
@@ -144,7 +143,7 @@ class Lane:
     async def _propose(self, batch: list[Sequence]) -> dict[str, list[int]]:
         """Drafts by sequence; none for those that have none, for whatever reason."""
         wanted = {sequence.sequence_id: self._num_draft_tokens(sequence) for sequence in batch}
-        if self._draft is None or not any(wanted.values()) or not self._draft_availability.available:
+        if self._draft is None or not any(wanted.values()) or not self._draft_is_up():
             return {}
         drafting = []
         for sequence in batch:
@@ -175,8 +174,7 @@ class Lane:
         if self._draft is None:
             return None
         try:
-            async with asyncio.timeout(timeout_s):
-                results = await self._draft.propose(items, lane=self.name)
+            results = await answer_within(self._draft.propose(items, lane=self.name), timeout_s)
             if len(results) != len(items):
                 raise WorkerRequestError(f"the draft pool answered {len(results)} of {len(items)} items")
         except (WorkerError, TimeoutError) as error:
@@ -195,6 +193,24 @@ class Lane:
             return 0
         return self._draft_length.num_draft_tokens(sequence.request.speculative, sequence.num_remaining_tokens)
 
+    def _draft_is_up(self) -> bool:
+        """Whether to ask the draft pool for drafts. While it is down, it is probed beside the rounds: a round that asks
+        a dead pool would wait for the timeout with all its sequences.
+        """
+        if self._draft_availability.probe_due and ("probe", self.name) not in self._tasks:
+            self._spawn("probe", self.name, self._probe_draft())
+        return self._draft_availability.up
+
+    async def _probe_draft(self) -> None:
+        if self._draft is None:
+            return
+        try:
+            await answer_within(self._draft.info(), self._settings.draft_timeout_s)
+        except (WorkerError, TimeoutError) as error:
+            self._note_draft_failure(error)
+        else:
+            self._draft_availability.probed()
+
     def _note_draft_failure(self, error: Exception) -> None:
         wait_s = self._draft_availability.failed()
         logger.warning("lane %s: no draft, plain decoding for %.2f s: %r", self.name, wait_s, error)
@@ -206,7 +222,7 @@ class Lane:
         self._ready.pop(sequence.sequence_id, None)
         self._spawn("target", sequence.sequence_id, self._prefill_target(sequence))
         # While the draft pool is down it is left alone; a later round asks for the sequence's draft.
-        if self._draft is None or not self._draft_availability.available:
+        if self._draft is None or not self._draft_is_up():
             return
         if not sequence.draft_ready and self._num_draft_tokens(sequence):
             self._bring_up_draft(sequence)
@@ -221,8 +237,8 @@ class Lane:
         while not sequence.finished:
             item = sequence.verify_item([])
             try:
-                async with asyncio.timeout(self._settings.prefill_timeout_s):
-                    result = (await self._target.verify([item], lane=self.name))[0]
+                call = self._target.verify([item], lane=self.name)
+                result = (await answer_within(call, self._settings.prefill_timeout_s))[0]
             except WorkerRequestError as error:
                 sequence.fail(error)
                 break

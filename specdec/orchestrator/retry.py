@@ -1,12 +1,35 @@
-"""Exponential backoff with jitter."""
+"""Deadlines of calls, and exponential backoff with jitter."""
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from specdec.config import RetrySettings
+from specdec.errors import WorkerUnavailableError
+
+T = TypeVar("T")
+
+
+async def answer_within(call: Awaitable[T], timeout_s: float) -> T:
+    """The answer to a call on a worker.
+
+    Raises:
+        TimeoutError: there is none after ``timeout_s`` seconds.
+        WorkerUnavailableError: the call was cancelled, but not by us: a transport says so when it was the other side's
+            task. Taken for a cancellation of ours, it would end whatever waits here.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await call
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise WorkerUnavailableError("the worker's side cancelled the call") from None
 
 
 class Backoff:
@@ -34,31 +57,40 @@ class Backoff:
 
 
 class Availability:
-    """Whether a pool that may be down is worth a call now.
+    """Whether a pool that may be down is up, and whether it is time to find out.
 
-    After a failure the pool is left alone for a backoff; then one caller's call is the test.
+    After a failure the pool counts as down, and is left alone for a backoff. Then somebody may probe it.
+
+    Attributes:
+        up: the last call was answered.
     """
 
     def __init__(self, settings: RetrySettings, clock: Callable[[], float] = time.monotonic) -> None:
         self._backoff = Backoff(settings)
         self._clock = clock
         self._closed_until = 0.0
+        self.up = True
 
     @property
-    def available(self) -> bool:
-        """The pool answered last time, or its backoff is over."""
-        return self._clock() >= self._closed_until
+    def probe_due(self) -> bool:
+        """The pool is down, and its backoff is over."""
+        return not self.up and self._clock() >= self._closed_until
 
     def succeeded(self) -> None:
         """A call was answered."""
         self._backoff.reset()
-        self._closed_until = 0.0
+        self.up = True
+
+    def probed(self) -> None:
+        """The pool gave a sign of life. Only an answered call ends the row of failures."""
+        self.up = True
 
     def failed(self) -> float:
         """A call failed or was late; seconds the pool is left alone.
 
         Calls that were under way together fail together: while the pool is left alone, that is one failure.
         """
-        if self.available:
+        if self.up or self.probe_due:
+            self.up = False
             self._closed_until = self._clock() + self._backoff.next_wait_s()
         return self._closed_until - self._clock()

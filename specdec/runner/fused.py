@@ -12,16 +12,17 @@ original where they differ.
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
-from specdec.cache.blocks import BLOCK_SIZE
-from specdec.cache.storage import KVShape
+from specdec.cache.blocks import num_blocks_for
+from specdec.cache.storage import KVShape, KVStorage
 from specdec.runner import kernels
-from specdec.runner.attention import AttentionKernel, AttentionOptions, AttentionPlan, AttentionStep
+from specdec.runner.attention import AttentionOptions, AttentionStep
 from specdec.runner.batch import SequenceRows, build_batch
 from specdec.runner.linears import make_linear
 
@@ -105,12 +106,11 @@ class _Norm:
 
 
 @torch.inference_mode()
-def fuse_layers(model: PreTrainedModel, attention: AttentionKernel, *, packed: bool) -> int:
+def fuse_layers(model: PreTrainedModel, *, packed: bool) -> int:
     """Replace a model's decoder layers by fused ones, in place, where those compute the same; how many.
 
     Args:
         model: with our attention function, its linears not packed.
-        attention: the kernel to try the layers with.
         packed: as for `FusedDecoderLayer`.
     """
     decoder = model.get_decoder()
@@ -122,11 +122,11 @@ def fuse_layers(model: PreTrainedModel, attention: AttentionKernel, *, packed: b
     for index, layer in enumerate(layers):
         if not _has_parts(layer):
             continue
-        trial = _Trial(layer, model.config.get_text_config().hidden_size, rotary, attention)
+        trial = _Trial(layer, model.config.get_text_config(), rotary)
         wanted = trial.run(layer)
-        fused = FusedDecoderLayer(layer, trial.options(), packed=False)
-        if torch.allclose(wanted, trial.run(fused), rtol=_TOLERANCE, atol=_TOLERANCE * float(wanted.abs().max())):
-            layers[index] = FusedDecoderLayer(layer, trial.options(), packed=packed)
+        fused = FusedDecoderLayer(layer, wanted.options, packed=False)
+        if wanted.agrees_with(trial.run(fused)):
+            layers[index] = FusedDecoderLayer(layer, wanted.options, packed=packed)
             num_fused += 1
     logger.info("%d of %d decoder layers are fused", num_fused, len(layers))
     return num_fused
@@ -150,49 +150,77 @@ def _has_parts(layer: HFModule) -> bool:
 
 
 class _Trial:
-    """Runs layers on the same random input, each over a KV pool of its own."""
+    """Runs layers on the same random input, at positions over the whole context.
 
-    def __init__(self, layer: HFModule, hidden_size: int, rotary: HFModule, kernel: AttentionKernel) -> None:
-        attention = layer.self_attn
-        self._layer_idx: int = attention.layer_idx
-        num_kv_heads = attention.k_proj.out_features // attention.head_dim
-        self._shape = KVShape(self._layer_idx + 1, num_kv_heads, attention.head_dim, torch.float32)
-        self._kernel = kernel
+    Attention itself is left out: it is the same code for both. What matters is what a layer asks of it, so the queries,
+    keys and values that arrive there are compared, too; behind an average over thousands of keys a difference in them
+    would hardly show.
+    """
+
+    def __init__(self, layer: HFModule, config: PreTrainedConfig, rotary: HFModule) -> None:
         self._rotary = rotary
-        generator = torch.Generator().manual_seed(self._layer_idx)
-        self._hidden = torch.randn(1, _NUM_TRIAL_TOKENS, hidden_size, generator=generator)
-        self._options: list[AttentionOptions] = []
+        # Never read nor written, but asked for.
+        shape = KVShape(layer.self_attn.layer_idx + 1, num_kv_heads=1, head_dim=1, dtype=torch.float32)
+        self._storage = KVStorage(shape, num_blocks=1, device=torch.device("cpu"))
+        generator = torch.Generator().manual_seed(layer.self_attn.layer_idx)
+        self._hidden = torch.randn(1, _NUM_TRIAL_TOKENS, config.hidden_size, generator=generator)
+        # Not only from position 0, where a rotation changes nothing. Some models scale by position, but only beyond
+        # the length they were first trained for.
+        end = int(config.max_position_embeddings)
+        self._starts = [max(0, start) for start in (7, end // 8, end // 2, end - _NUM_TRIAL_TOKENS)]
 
-    def run(self, layer: HFModule) -> Tensor:
-        """A layer's output, [1, tokens, hidden]."""
-        # Across the border of two blocks, and not from position 0, where a rotation changes nothing.
-        rows = SequenceRows([0] * _NUM_TRIAL_TOKENS, BLOCK_SIZE - _NUM_TRIAL_TOKENS // 2, [0, 1], 0)
+    def run(self, layer: HFModule) -> _Outcome:
+        """What a layer makes of the input, at all starts."""
+        plan = _RecordingPlan()
+        outputs = [self._run_from(layer, start, plan) for start in self._starts]
+        return _Outcome(torch.cat(outputs), torch.cat(plan.heads), plan.options)
+
+    def _run_from(self, layer: HFModule, start: int, plan: _RecordingPlan) -> Tensor:
+        num_blocks = num_blocks_for(start + _NUM_TRIAL_TOKENS)
+        rows = SequenceRows([0] * _NUM_TRIAL_TOKENS, start, [0] * num_blocks, 0)
         batch = build_batch([rows], padded_tokens=_NUM_TRIAL_TOKENS, device=torch.device("cpu"))
-        plan = _RecordingPlan(self._kernel.plan(batch), self._options)
-        storage = self._kernel.make_storage(self._shape, num_blocks=2)
         output = layer(
             self._hidden.clone(),
             attention_mask=None,
             position_ids=batch.position_ids,
             position_embeddings=self._rotary(self._hidden, position_ids=batch.position_ids),
             use_cache=False,
-            specdec_step=AttentionStep(batch, storage, plan),
+            specdec_step=AttentionStep(batch, self._storage, plan),
         )
         hidden: Tensor = output[0] if isinstance(output, tuple) else output
         return hidden
 
-    def options(self) -> AttentionOptions:
-        """What the layer that ran first asked of attention."""
-        return self._options[0]
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What a layer computed, and what it asked of attention on the way."""
+
+    outputs: Tensor
+    heads: Tensor
+    options: AttentionOptions
+
+    def agrees_with(self, other: _Outcome) -> bool:
+        """Whether two layers did the same."""
+        pairs = ((self.outputs, other.outputs), (self.heads, other.heads))
+        return self.options == other.options and all(
+            a.shape == b.shape and torch.allclose(a, b, rtol=_TOLERANCE, atol=_TOLERANCE * float(a.abs().max()))
+            for a, b in pairs
+        )
 
 
 class _RecordingPlan:
-    """A plan that notes what it is asked for."""
+    """Stands in for attention: notes what it is given and passes the queries on."""
 
-    def __init__(self, plan: AttentionPlan, options: list[AttentionOptions]) -> None:
-        self._plan = plan
-        self._options = options
+    def __init__(self) -> None:
+        self.heads: list[Tensor] = []
+        self._options: list[AttentionOptions] = []
+
+    @property
+    def options(self) -> AttentionOptions:
+        """What was asked for, the same every time."""
+        return self._options[0]
 
     def attend(self, heads: Tensor, num_heads: int, keys: Tensor, values: Tensor, options: AttentionOptions) -> Tensor:
+        self.heads.append(heads.clone())
         self._options.append(options)
-        return self._plan.attend(heads, num_heads, keys, values, options)
+        return heads[:, :num_heads].clone()

@@ -235,8 +235,8 @@ def load_tokenizer(settings: ModelSettings) -> Tokenizer:
 def _fingerprint(folder: Path, dtype: DType, layers: list[int] | None) -> str:
     """SHA-256 over config, precision, layers, and the name and content hash of the weight files' headers and sizes.
 
-    A safetensors header lists every tensor's name, shape and place; together with sizes and modification-proof
-    samples it identifies the weights without reading gigabytes.
+    A safetensors header lists every tensor's name, shape and place; with the sizes, and samples all over the file, it
+    tells models apart without reading gigabytes. It does not detect tampering.
     """
     digest = hashlib.sha256(json.dumps({"dtype": dtype, "layers": layers}, sort_keys=True).encode())
     digest.update((folder / "config.json").read_bytes())

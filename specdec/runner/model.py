@@ -72,7 +72,7 @@ class ModelRunner:
         if self._device.type == "cpu":
             self._attention = ExactAttention()
             prefill_default = _CPU_PREFILL_BESIDE_DECODE
-            _arrange_for_cpu(loaded, self._attention)
+            _arrange_for_cpu(loaded)
             counts = candidate_row_counts(settings.max_tokens_per_step or _CPU_TOKENS_PER_STEP)
             with torch.inference_mode():
                 self._safe_tokens = find_safe_rows(row_functions(loaded.model), counts)
@@ -145,11 +145,11 @@ def _max_model_len(loaded: LoadedModel, settings: WorkerSettings, shape: KVShape
     return wanted
 
 
-def _arrange_for_cpu(loaded: LoadedModel, attention: AttentionKernel) -> None:
+def _arrange_for_cpu(loaded: LoadedModel) -> None:
     """Fuse layers, pack weights, and let what does not see all rows pad its own, in place."""
     packed = loaded.dtype == "float16"
     arrange_experts(loaded.model, packed=packed)
-    fuse_layers(loaded.model, attention, packed=packed)
+    fuse_layers(loaded.model, packed=packed)
     if packed:
         pack_linears(loaded.model)
     head = loaded.model.get_output_embeddings()

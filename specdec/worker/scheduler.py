@@ -79,7 +79,8 @@ class Scheduler:
         """
         self._drop_cancelled()
         self._admit()
-        jobs = sorted(self._jobs(), key=lambda entry: entry[1].num_tokens_to_feed)
+        # Short ones first, otherwise in order of arrival, so that no flow of short prompts starves a long one.
+        jobs = sorted(self._jobs(), key=lambda entry: not self._decodes(entry[1]))
         decoding = any(self._decodes(job) for _, job in jobs)
         if decoding:
             self._rounds.begin()

@@ -131,10 +131,10 @@ class ModelWorker:
         torch.set_num_threads(1)
         stepped = True
         while not self._closed.is_set():
-            # Work that cannot be stepped now waits for time or a message: for blocks that others hold, or for a round.
-            self._drain(0.0 if stepped else _POLL_S if self._scheduler.has_work else _SWEEP_INTERVAL_S)
-            self._scheduler.table.sweep()
             try:
+                # Work that cannot be stepped now waits for time or a message: for blocks that others hold, or a round.
+                self._drain(0.0 if stepped else _POLL_S if self._scheduler.has_work else _SWEEP_INTERVAL_S)
+                self._scheduler.table.sweep()
                 stepped = self._step()
             except Exception as error:
                 # Whatever a forward dies of, the calls in it must hear of it, and the worker must go on or be

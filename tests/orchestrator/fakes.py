@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from specdec.errors import WorkerError, WorkerRequestError, WorkerUnavailableError
+from specdec.errors import WorkerRequestError, WorkerUnavailableError
 from specdec.types import (
     ProposeItem,
     ProposeResult,
@@ -54,7 +54,7 @@ class Fault:
         refuse: sequences that are answered with an error.
     """
 
-    error: WorkerError | RuntimeError | None = None
+    error: BaseException | None = None
     forget: bool = False
     computed: bool = False
     hang: bool = False

@@ -199,6 +199,30 @@ async def test_a_hung_draft_costs_its_timeout_and_then_nothing_during_the_backof
         assert set(outcome.origins) == {TokenOrigin.PLAIN}
 
 
+async def test_a_draft_pool_that_is_down_is_probed_beside_the_rounds() -> None:
+    # Its every call hangs, the sign of life too, and the backoff is over at once: no round may wait for it again.
+    target, draft = FakeTarget(), FakeDraft()
+    draft.every_call = HANGS
+    generation = request(max_tokens=200)
+    quick = RetrySettings(initial_backoff_s=1e-6, max_backoff_s=1e-6)
+    settings_ = loop_settings(draft_timeout_s=0.05, prefill_timeout_s=0.05).model_copy(update={"draft_retry": quick})
+    async with running(target, draft, settings=settings_) as engine:
+        assert (await collect(engine, generation)).said == expected(generation, hashed)
+    assert len(draft.calls) == 1, "the draft's prompt; nothing was asked for after it"
+
+
+@pytest.mark.parametrize("call", [0, 1, 3])
+async def test_a_call_cancelled_on_the_workers_side_is_repeated(call: int) -> None:
+    target, draft = FakeTarget(), FakeDraft()
+    target.faults = {call: Fault(error=asyncio.CancelledError())}
+    draft.faults = {call: Fault(error=asyncio.CancelledError())}
+    first, second = request(max_tokens=30, seed=1), request(max_tokens=30, seed=2)
+    async with running(target, draft) as engine:
+        assert (await collect(engine, first)).said == expected(first, hashed)
+        assert (await collect(engine, second)).said == expected(second, hashed)
+    assert_nothing_is_left(target, draft)
+
+
 async def test_an_answer_ends_the_row_of_failures_that_is_waited_for() -> None:
     target, draft = FakeTarget(), FakeDraft()
     draft.faults = dict.fromkeys(range(3, 63, 3), UNAVAILABLE)

@@ -6,12 +6,15 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import Ministral3Config, PreTrainedModel
 
+from specdec.config import ModelSettings, WorkerSettings
 from specdec.runner.attention import ATTENTION_NAME
-from specdec.runner.exact_attention import ExactAttention
+from specdec.runner.batch import SequenceRows
 from specdec.runner.fused import FusedDecoderLayer, fuse_layers
-from specdec.runner.load import load_reference
+from specdec.runner.load import load_model, load_reference
+from specdec.runner.model import ModelRunner
+from tests.models import save_tiny_model
 
 
 def load(folder: Path) -> PreTrainedModel:
@@ -21,7 +24,7 @@ def load(folder: Path) -> PreTrainedModel:
 
 
 def num_fused(model: PreTrainedModel) -> int:
-    count = fuse_layers(model, ExactAttention(), packed=False)
+    count = fuse_layers(model, packed=False)
     assert count == sum(isinstance(module, FusedDecoderLayer) for module in model.modules())
     return count
 
@@ -79,3 +82,38 @@ def test_the_epsilon_of_a_norm_is_taken_over(tiny_model_path: Callable[[str], Pa
     model = load(tiny_model_path("llama"))
     other_epsilon(model)
     assert num_fused(model) == model.config.num_hidden_layers
+
+
+def test_scaling_by_position_far_out_is_noticed(tmp_path: Path) -> None:
+    # Ministral 3 scales its queries, but only beyond the length it was first trained for.
+    rope = {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 128,
+        "llama_4_scaling_beta": 0.5,
+    }
+    config = Ministral3Config(
+        vocab_size=288,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=512,
+        rope_parameters=rope,
+    )
+    folder = save_tiny_model(config, tmp_path)
+    assert num_fused(load(folder)) == 0
+    runner = ModelRunner(
+        load_model(ModelSettings(source=str(folder), device="cpu")), WorkerSettings(kv_cache_bytes=1 << 23)
+    )
+    tokens = [(7 * n) % 250 for n in range(300)]
+    reference = load_reference(folder, "float16")
+    reference.set_attn_implementation("eager")
+    with torch.inference_mode():
+        expected = reference(torch.tensor([tokens])).logits[0]
+    logits = runner.forward([SequenceRows(tokens, 0, list(range(5)), 300)])
+    known = slice(0, runner.vocab_size)
+    assert float((logits[:, known] - expected[:, known]).abs().max()) < 2e-4
