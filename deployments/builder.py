@@ -10,7 +10,8 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 
-from deployments.orchestrator import DRAFT_NAME, ORCHESTRATOR_NAME, TARGET_NAME, OrchestratorDeployment
+from deployments.names import DRAFT_NAME, ORCHESTRATOR_NAME, TARGET_NAME
+from deployments.orchestrator import OrchestratorDeployment
 from deployments.routing import LaneRouter
 from deployments.workers import DraftDeployment, TargetDeployment
 from specdec.config import EngineConfig

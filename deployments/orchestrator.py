@@ -6,14 +6,11 @@ from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
 from deployments.clients import ServeDraft, ServeTarget
+from deployments.names import DRAFT_NAME, TARGET_NAME
 from specdec.api.app import create_app
 from specdec.config import EngineConfig
 from specdec.orchestrator.engine import SpeculationEngine
 from specdec.runner.load import load_tokenizer, max_model_len
-
-TARGET_NAME = "Target"
-DRAFT_NAME = "Draft"
-ORCHESTRATOR_NAME = "Orchestrator"
 
 
 class OrchestratorDeployment:

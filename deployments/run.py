@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import argparse
 import errno
+import fcntl
 import http.client
 import logging
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -19,12 +21,14 @@ import sys
 import tempfile
 import threading
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from deployments.serve_schema import require_sound_serve_config
 from specdec.config import EngineConfig, load_engine_config
 from specdec.errors import ConfigError
 from specdec.runner.pair import require_sound_pair
@@ -32,11 +36,14 @@ from specdec.runner.sources import resolve_source
 
 logger = logging.getLogger(__name__)
 
-_RAY_ENVIRONMENT = {
-    # This Ray listens on loopback and lives as long as the command; by default it would ask for a token file.
-    "RAY_AUTH_MODE": "disabled",
-    "RAY_USAGE_STATS_ENABLED": "0",
-}
+
+def _ray_environment() -> dict[str, str]:
+    """Settings of the Ray that is started. It listens on all interfaces, and whoever may speak to it may run code: a
+    token of its own keeps everybody else out.
+    """
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
+
+
 _READY_POLL_S = 1.0
 _READY_TIMEOUT_S = 10.0
 
@@ -53,12 +60,36 @@ def check_port_free(host: str, port: int) -> None:
             probe.bind((host, port))
             probe.listen()
     except OSError as error:
-        other = 9000 if port != 9000 else 9001
+        other = _other_port(port)
         if error.errno == errno.EADDRINUSE:
             reason = f"port {port} is in use; stop the program that uses it or run: make serve PORT={other}"
         else:
             reason = f"cannot listen on {host} port {port}: {error.strerror}; run: make serve PORT={other}"
         raise ConfigError(reason) from error
+
+
+@contextmanager
+def claim_port(port: int) -> Iterator[None]:
+    """Keep other servers of this kind off a port for as long as this one lives.
+
+    Serve binds the port only when its replicas are up, and lets others share it: two servers started together would
+    both find it free and then take turns in answering.
+
+    Raises:
+        ConfigError: one of them is being started or running.
+    """
+    with (Path(tempfile.gettempdir()) / f"specdec-serve-{port}.lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ConfigError(
+                f"another server is starting on port {port}; stop it or run: make serve PORT={_other_port(port)}"
+            ) from error
+        yield
+
+
+def _other_port(port: int) -> int:
+    return 9000 if port != 9000 else 9001
 
 
 def fetch_models(config: EngineConfig) -> None:
@@ -72,8 +103,8 @@ def fetch_models(config: EngineConfig) -> None:
         resolve_source(config.draft.source, config.draft.revision, setting="draft.source")
 
 
-def config_with_address(path: Path, host: str, port: int) -> str:
-    """The Serve config at ``path`` as YAML, with its HTTP address replaced.
+def config_with_address(path: Path, host: str, port: int) -> dict[str, Any]:
+    """The Serve config at ``path``, with its HTTP address replaced.
 
     Raises:
         ConfigError: it has no applications to serve, or ``http_options`` is no mapping.
@@ -82,7 +113,7 @@ def config_with_address(path: Path, host: str, port: int) -> str:
     options = document.get("http_options") or {}
     if "applications" not in document or not isinstance(options, dict):
         raise ConfigError(f"{path} is no Serve config: it needs 'applications', and 'http_options' may be a mapping")
-    return yaml.safe_dump(document | {"http_options": options | {"host": host, "port": port}}, sort_keys=False)
+    return document | {"http_options": options | {"host": host, "port": port}}
 
 
 def run_until_stopped(command: Sequence[str | Path], url: str) -> int:
@@ -95,7 +126,7 @@ def run_until_stopped(command: Sequence[str | Path], url: str) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.default_int_handler)  # the terminal is closed: our child has left its session
     # In a session of its own, a terminal's Ctrl-C does not reach it a second time.
-    server = subprocess.Popen(command, env=_RAY_ENVIRONMENT | os.environ, start_new_session=True)
+    server = subprocess.Popen(command, env=_ray_environment() | os.environ, start_new_session=True)
     stopped = threading.Event()
     threading.Thread(target=_announce_when_ready, args=(url, stopped), daemon=True).start()
     while True:
@@ -140,15 +171,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         check_port_free(options.host, options.port)
         config = load_engine_config(options.config)
         document = config_with_address(options.config, options.host, options.port)
+        require_sound_serve_config(document, config)
         fetch_models(config)
         require_sound_pair(config)
+        with claim_port(options.port):
+            return _serve(options, document)
     except ConfigError as error:
         logger.error("%s", error)
         return 1
+
+
+def _serve(options: argparse.Namespace, document: dict[str, Any]) -> int:
+    """Hand the checked config to ``serve run``."""
     authority = f"[{options.host}]" if ":" in options.host else options.host
     with tempfile.TemporaryDirectory(prefix="specdec-serve-") as folder:
         copy = Path(folder) / options.config.name
-        copy.write_text(document, encoding="utf-8")
+        copy.write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
         serve = Path(sys.executable).with_name("serve")
         return run_until_stopped([serve, "run", "--address", "local", copy], f"http://{authority}:{options.port}")
 

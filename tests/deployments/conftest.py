@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Iterator
 
 import pytest
@@ -12,8 +13,10 @@ from tests.deployments.cluster import RunningApp, free_port, ray_cluster
 @pytest.fixture(scope="session")
 def cluster_port() -> Iterator[int]:
     """The HTTP port of the one cluster all tests share."""
-    # Read by Ray when it starts: without it, a local cluster asks for a token file.
-    os.environ.update({"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"})
+    # Read by Ray when it starts. It listens on all interfaces: the token keeps others out.
+    os.environ.update(
+        {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
+    )
     port = free_port()
     with ray_cluster(port):
         yield port

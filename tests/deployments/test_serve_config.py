@@ -3,51 +3,22 @@
 from __future__ import annotations
 
 import copy
-import typing
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from pydantic import BaseModel
 from ray.serve.config import AutoscalingConfig
 from ray.serve.schema import ServeDeploySchema
 
-from deployments.orchestrator import DRAFT_NAME, ORCHESTRATOR_NAME, TARGET_NAME
+from deployments.names import DRAFT_NAME, ORCHESTRATOR_NAME, TARGET_NAME
+from deployments.serve_schema import require_sound_serve_config, unknown_keys
 from specdec.config import EngineConfig
+from specdec.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ["serve_config.yaml", "serve_config.gpu.yaml"]
-
-# Fields whose schema is a plain dict, and the model that Serve makes of them later.
-MODELS_OF_DICTS = {"autoscaling_config": AutoscalingConfig}
-FREE_FORM = {"args", "policy_kwargs", "runtime_env", "user_config", "ray_actor_options"}
-
-
-def unknown_keys(settings: object, model: type[BaseModel], path: str = "") -> list[str]:
-    """Paths of the keys in ``settings`` that ``model``, or a model within it, has no field for."""
-    if not isinstance(settings, dict):
-        return []
-    unknown = []
-    for key, value in settings.items():
-        here = f"{path}{key}"
-        field = model.model_fields.get(key)
-        if field is None:
-            unknown.append(here)
-            continue
-        inner = MODELS_OF_DICTS.get(key) or model_within(field.annotation)
-        if inner is None or key in FREE_FORM:
-            continue
-        for index, item in enumerate(value if isinstance(value, list) else [value]):
-            unknown += unknown_keys(item, inner, f"{here}[{index}]." if isinstance(value, list) else f"{here}.")
-    return unknown
-
-
-def model_within(annotation: object) -> type[BaseModel] | None:
-    """The pydantic model in an annotation such as ``list[Model] | None``."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    return next((found for part in typing.get_args(annotation) if (found := model_within(part))), None)
 
 
 @pytest.fixture(params=CONFIGS)
@@ -72,13 +43,49 @@ def test_every_deployment_is_autoscaled(document: dict[str, Any]) -> None:
         AutoscalingConfig.model_validate(entry["autoscaling_config"])
 
 
-def test_policies_take_their_arguments(document: dict[str, Any]) -> None:
-    import importlib
+def test_the_launcher_finds_nothing_wrong(document: dict[str, Any]) -> None:
+    require_sound_serve_config(document, EngineConfig.model_validate(document["applications"][0]["args"]))
 
-    for entry in document["applications"][0]["deployments"]:
-        if policy := entry["autoscaling_config"].get("policy"):
-            module, name = policy["policy_function"].split(":")
-            getattr(importlib.import_module(module), name)(**policy["policy_kwargs"])
+
+def change_policy(document: dict[str, Any]) -> None:
+    policy = document["applications"][0]["deployments"][1]["autoscaling_config"]["policy"]
+    policy["policy_kwargs"] = {"sequences_per_replika": 3}
+
+
+def change_policy_name(document: dict[str, Any]) -> None:
+    policy = document["applications"][0]["deployments"][1]["autoscaling_config"]["policy"]
+    policy["policy_function"] = "deployments.autoscaling:NoSuchPolicy"
+
+
+def drop_draft(document: dict[str, Any]) -> None:
+    document["applications"][0]["args"]["draft"] = None
+
+
+def mistype(document: dict[str, Any]) -> None:
+    document["htpp_options"] = {}
+
+
+def wrong_type(document: dict[str, Any]) -> None:
+    document["http_options"]["port"] = "many"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (change_policy, r"deployments\[1\].autoscaling_config.policy: .*sequences_per_replika"),
+        (change_policy_name, "NoSuchPolicy"),
+        (drop_draft, "'Draft' is not a deployment of this application without a draft; remove it"),
+        (mistype, "htpp_options: unknown setting"),
+        (wrong_type, "http_options.port"),
+    ],
+)
+def test_what_serve_would_find_out_late_or_never_is_found_before(
+    change: Callable[[dict[str, Any]], None], message: str
+) -> None:
+    document = yaml.safe_load((ROOT / "serve_config.yaml").read_text(encoding="utf-8"))
+    change(document)
+    with pytest.raises(ConfigError, match=message):
+        require_sound_serve_config(document, EngineConfig.model_validate(document["applications"][0]["args"]))
 
 
 def test_the_demo_fits_two_cores() -> None:
