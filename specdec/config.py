@@ -85,6 +85,10 @@ class WorkerSettings(Settings):
         ge=8,
         description="Tokens in one forward; a longer prompt takes several. Default: 128 on CPU, 2048 on CUDA.",
     )
+    prefix_cache: bool = Field(
+        True,
+        description="Keep the KV of ended sequences while there is room, and share it with those that begin alike.",
+    )
     idle_sequence_timeout_s: float = Field(
         120.0, gt=0, description="KV of a sequence nobody asked for in this time is freed."
     )
