@@ -137,6 +137,17 @@ def test_who_writes_into_a_shared_block_gets_a_copy() -> None:
     assert bench.pool.num_free == bench.pool.num_blocks
 
 
+def test_what_follows_after_going_back_is_found_under_its_own_name() -> None:
+    bench = Bench()
+    bench.ask(whole("a", COMMON[:130], [], GREEDY))
+    other = [*COMMON[:100], *COMMON[:100]]
+    bench.ask(VerifyItem("a", 100, other[100:], []))
+    for text in (other, COMMON[:130]):
+        result = bench.ask(whole("b", text, [], GREEDY))
+        assert result.output == plain_tokens(text, GREEDY, 1)
+        assert result.num_cached_tokens == len(text) // BLOCK_SIZE * BLOCK_SIZE
+
+
 def test_going_back_to_the_end_of_a_block_copies_nothing() -> None:
     bench = Bench()
     for name in ("a", "b"):
