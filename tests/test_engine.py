@@ -144,6 +144,27 @@ def test_speculation_can_be_turned_off(engine: Engine) -> None:
     assert plain.text == engine.generate(PROMPTS[0], temperature=0.0, max_tokens=20).text
 
 
+def test_a_prompt_seen_before_is_not_computed_again_and_the_text_is_the_same(engine: Engine) -> None:
+    options = {"temperature": 0.8, "seed": 21, "max_tokens": 70, "ignore_eos": True}
+    prompt = "A prefix nobody else here begins with. " * 5  # 195 tokens
+    first, second = (engine.generate(prompt, **options) for _ in range(2))
+    assert (first.num_cached_tokens, second.num_cached_tokens) == (0, 192)
+    salted = [engine.generate(prompt, **options, cache_salt=salt) for salt in ("a", "b", "a")]
+    assert [completion.num_cached_tokens for completion in salted] == [0, 0, 192]
+    assert {completion.token_ids for completion in (first, second, *salted)} == {first.token_ids}
+    # The next turn of a conversation finds what was generated in this one: 195 + 69 tokens are held.
+    ids = [*engine.tokenizer.encode(prompt), *first.token_ids, 65, 66]
+    assert engine.generate(ids, **options).num_cached_tokens == 256
+
+
+def test_the_prefix_cache_can_be_switched_off(config: EngineConfig, engine: Engine) -> None:
+    off = {"target_worker": WORKER.model_copy(update={"prefix_cache": False})}
+    with Engine(config.model_copy(update=off)) as without:
+        completions = [without.generate("y" * 130, max_tokens=4, seed=1) for _ in range(2)]
+    assert [completion.num_cached_tokens for completion in completions] == [0, 0]
+    assert {completion.text for completion in completions} == {engine.generate("y" * 130, max_tokens=4, seed=1).text}
+
+
 def test_a_stream_joins_to_the_generation(engine: Engine) -> None:
     options = {"temperature": 0.8, "seed": 5, "max_tokens": 30, "ignore_eos": True}
     whole = engine.generate(PROMPTS[3], **options)
