@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from specdec.cache.blocks import BLOCK_SIZE
-from specdec.types import SamplingParams, VerifyItem
+from specdec.types import ProposeItem, SamplingParams, VerifyItem
 from specdec.worker.calls import Call
 from tests.worker.prefix_runner import VOCAB_SIZE, FakeClock, PrefixRunner, make_scheduler, plain_tokens, step
 
@@ -22,8 +22,10 @@ PARAMS = [
     SamplingParams(temperature=0.8, seed=1),
     SamplingParams(temperature=1.2, top_k=6, top_p=0.9, seed=2),
 ]
+NOBODYS_PARAMS = SamplingParams(temperature=1.0, seed=99)
 COMMON = [(7 + n * n) % VOCAB_SIZE for n in range(110)]
 PROMPTS = [[3], COMMON[:60], [*COMMON[:70], 1, 2, 3], COMMON[:70], COMMON, [*COMMON[:100], *[5] * 10]]
+NAMES = [f"{kind}{n}" for kind in "rd" for n in range(5)]
 EXPECTED = {(p, i): plain_tokens(PROMPTS[p], PARAMS[i], NUM_TOKENS) for p in range(len(PROMPTS)) for i in range(3)}
 
 # All that may ever be found: full blocks of what some reader's text begins with.
@@ -101,6 +103,12 @@ class Interleavings(RuleBasedStateMachine):
             self.send(who, kind, length, "all")
         self.compute(20)
 
+    @rule(who=st.integers(0, 4), length=st.integers(0, 12))
+    def draft_for(self, who: int, length: int) -> None:
+        """Drafts that will not be committed: they are for other parameters. Here to hold and to share blocks."""
+        item = ProposeItem(f"d{who}", 0, self.readers[who].committed, length, NOBODYS_PARAMS)
+        self.scheduler.add(Call([item]))
+
     @rule(count=st.integers(1, 4))
     def compute(self, count: int) -> None:
         for _ in range(count):
@@ -165,8 +173,8 @@ class Interleavings(RuleBasedStateMachine):
     def blocks_are_counted(self) -> None:
         if not hasattr(self, "runner"):
             return
-        pool, names = self.scheduler.table.pool, [f"r{n}" for n in range(5)]
-        held = [s for name in names if (s := self.scheduler.table.find(name)) is not None]
+        pool = self.scheduler.table.pool
+        held = [s for name in NAMES if (s := self.scheduler.table.find(name)) is not None]
         users = Counter(block for sequence in held for block in sequence.blocks)
         assert [pool._num_users[block] for block in range(pool.num_blocks)] == [
             users[block] for block in range(pool.num_blocks)
@@ -189,7 +197,7 @@ class Interleavings(RuleBasedStateMachine):
             self.clock.now += 1.0
         self.receive()
         assert all(reader.call is None for reader in self.readers)
-        self.scheduler.release([f"r{n}" for n in range(5)])
+        self.scheduler.release(NAMES)
         assert self.scheduler.table.pool.num_free == self.runner.num_blocks
 
 
