@@ -7,7 +7,7 @@ share it. When the last of them lets go, it stays findable until its space is ne
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterable
 
 from specdec.errors import SpecdecError
@@ -41,8 +41,8 @@ class BlockPool:
         # Unused blocks without a key, the next to be taken last: what was used lately is taken first, so that no more
         # memory is touched than is needed.
         self._empty = list(reversed(range(num_blocks)))
-        # Unused blocks with a key, the next to be taken first. A dict keeps the order.
-        self._cached: dict[int, None] = {}
+        # Unused blocks with a key, the next to be taken first.
+        self._cached: OrderedDict[int, None] = OrderedDict()
 
     @property
     def num_free(self) -> int:
@@ -138,8 +138,7 @@ class BlockPool:
         if self._empty:
             block = self._empty.pop()
         else:
-            block = next(iter(self._cached))
-            del self._cached[block]
+            block, _ = self._cached.popitem(last=False)
             del self._block_of[self._key_of.pop(block)]
         self._num_users[block] = 1
         return block
