@@ -169,12 +169,13 @@ def test_a_stream_joins_to_the_generation(engine: Engine) -> None:
     options = {"temperature": 0.8, "seed": 5, "max_tokens": 30, "ignore_eos": True}
     whole = engine.generate(PROMPTS[3], **options)
     chunks = list(engine.stream(PROMPTS[3], **options))
-    assert len(chunks) == whole.stats.num_steps
     assert "".join(chunk.text for chunk in chunks) == whole.text
     assert tuple(token for chunk in chunks for token in chunk.token_ids) == whole.token_ids
     assert [chunk.finish_reason for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
     assert chunks[-1].finish_reason == whole.finish_reason == FinishReason.LENGTH
-    assert chunks[-1].stats == whole.stats
+    # Steps and drafts are this run's own: whether a first draft is ready in time is chance.
+    assert [chunk.stats.num_steps for chunk in chunks] == list(range(1, len(chunks) + 1))
+    assert len(whole.token_ids) <= whole.stats.num_steps + whole.stats.num_accepted_tokens
     assert whole.text == engine.tokenizer.decode(list(whole.token_ids))
 
 
