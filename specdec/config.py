@@ -91,6 +91,10 @@ class WorkerSettings(Settings):
         description="Prompt tokens in one forward while other sequences decode, so that these do not wait long. "
         "Default: 32 on CPU, 512 on CUDA.",
     )
+    prefix_cache: bool = Field(
+        True,
+        description="Keep the KV of ended sequences while there is room, and share it with those that begin alike.",
+    )
     idle_sequence_timeout_s: float = Field(
         120.0, gt=0, description="KV of a sequence nobody asked for in this time is freed."
     )

@@ -45,6 +45,7 @@ class Completion:
         token_ids: the generated tokens, the end token included.
         origins: where each came from.
         seed: with the same parameters, it gives the same text again.
+        num_cached_tokens: prompt tokens whose KV was in the target worker's cache.
     """
 
     text: str
@@ -53,6 +54,7 @@ class Completion:
     finish_reason: FinishReason
     stats: SpeculativeStats
     seed: int
+    num_cached_tokens: int
 
 
 class Engine:
@@ -99,6 +101,7 @@ class Engine:
             finish_reason=last.finish_reason,
             stats=last.stats,
             seed=request.sampling.seed,
+            num_cached_tokens=sum(chunk.num_cached_tokens for chunk in chunks),
         )
 
     def stream(self, prompt: str | Sequence[int], **options: Any) -> Iterator[GenerationChunk]:
@@ -121,6 +124,7 @@ class Engine:
         ignore_eos: bool = False,
         num_draft_tokens: int | None = None,
         speculative: bool = True,
+        cache_salt: str | None = None,
     ) -> GenerationRequest:
         """A request as this engine takes it.
 
@@ -129,6 +133,7 @@ class Engine:
             chat: the text is a user's message; it is put into the model's chat template.
             max_tokens: tokens to generate at most.
             seed: default: a random one.
+            cache_salt: share cached KV only with requests of the same salt.
 
         Raises:
             InvalidRequestError: an argument is out of range.
@@ -147,6 +152,7 @@ class Engine:
             speculative=SpeculativeParams(speculative, num_draft_tokens),
             stop=tuple(stop),
             ignore_eos=ignore_eos,
+            cache_salt=cache_salt,
         )
 
     def stream_request(self, request: GenerationRequest) -> Iterator[GenerationChunk]:

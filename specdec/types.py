@@ -83,6 +83,8 @@ class GenerationRequest:
         stop_token_ids: token ids that end the generation, beside the model's own end tokens.
         ignore_eos: go on past the model's end tokens (benchmarks).
         timeout_s: seconds from admission to the last token; None takes the server's default.
+        cache_salt: requests with different salts share no cached KV, so that none can find out by its speed what
+            another has sent; None shares with all that have none.
     """
 
     request_id: str
@@ -94,6 +96,7 @@ class GenerationRequest:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     timeout_s: float | None = None
+    cache_salt: str | None = None
 
     def __post_init__(self) -> None:
         if not self.prompt_token_ids:
@@ -102,6 +105,8 @@ class GenerationRequest:
             raise InvalidRequestError(f"max_tokens must be >= 1, not {self.max_tokens}", param="max_tokens")
         if any(not text for text in self.stop):
             raise InvalidRequestError("a stop string is empty; remove it", param="stop")
+        if self.cache_salt == "":
+            raise InvalidRequestError("cache_salt is empty; remove it, or give a secret text", param="cache_salt")
 
 
 class TokenOrigin(enum.StrEnum):
@@ -152,6 +157,8 @@ class GenerationChunk:
         finish_reason: set on the last chunk only.
         stop_reason: the stop string or stop token id that ended it; None for the model's own end token.
         stats: the generation's counters so far (a copy).
+        num_cached_tokens: prompt tokens that were not computed, since the target worker had their KV from another
+            request; said once, by the first chunk.
     """
 
     text: str
@@ -160,6 +167,7 @@ class GenerationChunk:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     stats: SpeculativeStats = field(default_factory=SpeculativeStats)
+    num_cached_tokens: int = 0
 
 
 # --- the worker wire format -------------------------------------------------------------------------
@@ -178,6 +186,7 @@ class VerifyItem:
         tokens: the committed tokens from position ``base_length`` on; at least one.
         draft: guessed tokens after them; empty decodes one token plainly.
         sampling: needed on first contact (``base_length`` 0).
+        cache_salt: on first contact; see `GenerationRequest`.
     """
 
     sequence_id: str
@@ -185,6 +194,7 @@ class VerifyItem:
     tokens: list[int]
     draft: list[int]
     sampling: SamplingParams | None = None
+    cache_salt: str | None = None
 
 
 @dataclass(slots=True)
@@ -196,6 +206,7 @@ class VerifyResult:
         num_accepted: how many of ``output`` are draft tokens.
         need_from: the worker holds only this many tokens: send again from there.
         error: the worker refuses this item; repeating it cannot help.
+        num_cached_tokens: of an item sent whole, the tokens whose KV was found in the worker's cache.
     """
 
     sequence_id: str
@@ -203,6 +214,7 @@ class VerifyResult:
     num_accepted: int = 0
     need_from: int | None = None
     error: str | None = None
+    num_cached_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -210,7 +222,7 @@ class ProposeItem:
     """Guess the next tokens of one sequence on a draft worker.
 
     Attributes:
-        base_length, tokens, sampling: as in `VerifyItem`.
+        base_length, tokens, sampling, cache_salt: as in `VerifyItem`.
         num_draft_tokens: how many tokens to guess; 0 only brings the worker's KV up to date.
     """
 
@@ -219,6 +231,7 @@ class ProposeItem:
     tokens: list[int]
     num_draft_tokens: int
     sampling: SamplingParams | None = None
+    cache_salt: str | None = None
 
 
 @dataclass(slots=True)
@@ -229,6 +242,7 @@ class ProposeResult:
     draft: list[int] = field(default_factory=list)
     need_from: int | None = None
     error: str | None = None
+    num_cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,9 +254,12 @@ class WorkerInfo:
         model_fingerprint: SHA-256 hex of what decides the logits (config, weights' identity, dtype, layout).
         max_model_len: tokens of context it can hold for one sequence.
         num_sequences: sequences it holds KV for.
-        num_blocks, num_free_blocks: of its KV pool.
+        num_blocks: of its KV pool.
+        num_free_blocks: those no sequence uses, cached or not.
         busy_share: share of the last seconds spent in forwards, 0 to 1.
         num_tokens_per_step: mean rows of its recent forwards.
+        num_cached_blocks: free blocks whose KV can still be found by later sequences.
+        num_prefix_hits, num_prefix_misses: tokens of all items sent whole so far, with KV in the cache and without.
     """
 
     role: str
@@ -253,3 +270,6 @@ class WorkerInfo:
     num_free_blocks: int
     busy_share: float
     num_tokens_per_step: float
+    num_cached_blocks: int = 0
+    num_prefix_hits: int = 0
+    num_prefix_misses: int = 0

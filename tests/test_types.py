@@ -97,7 +97,7 @@ def test_acceptance_length(steps: int, drafted: int, accepted: int, length: floa
 
 def test_what_crosses_the_wire_pickles_to_its_equal() -> None:
     messages = [
-        VerifyItem("s", 3, [4, 5], [6], SamplingParams(seed=MAX_SEED)),
+        VerifyItem("s", 3, [4, 5], [6], SamplingParams(seed=MAX_SEED), "salt"),
         VerifyResult("s", [6, 7], 1),
         VerifyResult("s", need_from=0),
         ProposeItem("s", 0, [1], 4, SamplingParams()),

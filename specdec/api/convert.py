@@ -154,4 +154,5 @@ def _generation(
         stop=tuple(body.stop or ()),
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=body.ignore_eos is True,
+        cache_salt=body.cache_salt,
     )

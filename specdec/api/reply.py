@@ -45,8 +45,10 @@ class Reply(ABC):
     created: int = field(default_factory=lambda: int(time.time()))
 
     @abstractmethod
-    def whole(self, text: str, last: GenerationChunk, token_ids: list[int]) -> ResponseObject:
-        """The whole answer, given the engine's last chunk and the tokens of all chunks."""
+    def whole(self, text: str, last: GenerationChunk, token_ids: list[int], num_cached: int) -> ResponseObject:
+        """The whole answer, given the engine's last chunk, the tokens of all chunks, and how many of the prompt's
+        were cached.
+        """
 
     @abstractmethod
     def piece(self, chunk: GenerationChunk, *, first: bool) -> ResponseObject:
@@ -60,11 +62,12 @@ class Reply(ABC):
         """What all objects of this answer share."""
         return {"id": self.id, "created": self.created, "model": self.model, "seed": self.request.sampling.seed}
 
-    def usage(self, num_tokens: int) -> Usage:
-        """The token counts, with ``num_tokens`` generated."""
+    def usage(self, num_tokens: int, num_cached: int) -> Usage:
+        """The token counts, with ``num_tokens`` generated, and ``num_cached`` of the prompt's not computed."""
         num_prompt_tokens = len(self.request.prompt_token_ids)
         return {
             "prompt_tokens": num_prompt_tokens,
+            "prompt_tokens_details": {"cached_tokens": num_cached},
             "completion_tokens": num_tokens,
             "total_tokens": num_prompt_tokens + num_tokens,
         }
@@ -85,10 +88,10 @@ class Reply(ABC):
 class CompletionReply(Reply):
     """The answer of ``/v1/completions``."""
 
-    def whole(self, text: str, last: GenerationChunk, token_ids: list[int]) -> Completion:
+    def whole(self, text: str, last: GenerationChunk, token_ids: list[int], num_cached: int) -> Completion:
         """See `Reply.whole`."""
         completion = self._completion(text, last, token_ids)
-        completion["usage"] = self.usage(len(token_ids))
+        completion["usage"] = self.usage(len(token_ids), num_cached)
         completion["speculative"] = _speculative(last)
         return completion
 
@@ -111,13 +114,13 @@ class CompletionReply(Reply):
 class ChatReply(Reply):
     """The answer of ``/v1/chat/completions``."""
 
-    def whole(self, text: str, last: GenerationChunk, token_ids: list[int]) -> ChatCompletion:
+    def whole(self, text: str, last: GenerationChunk, token_ids: list[int], num_cached: int) -> ChatCompletion:
         """See `Reply.whole`."""
         return {
             **self.header(),
             "object": "chat.completion",
             "choices": [{**self.choice(last, token_ids), "message": {"role": "assistant", "content": text}}],
-            "usage": self.usage(len(token_ids)),
+            "usage": self.usage(len(token_ids), num_cached),
             "speculative": _speculative(last),
         }
 
@@ -139,20 +142,22 @@ async def whole_reply(chunks: AsyncIterator[GenerationChunk], reply: Reply) -> R
     """Wait for the whole generation. Raises what ``chunks`` raises; closes it in any case."""
     pieces: list[str] = []
     token_ids: list[int] = []
+    num_cached = 0
     last: GenerationChunk | None = None
     async with closing(chunks):
         async for chunk in chunks:
             pieces.append(chunk.text)
             token_ids += chunk.token_ids
+            num_cached += chunk.num_cached_tokens
             last = chunk
-    return reply.whole("".join(pieces), _finished(last), token_ids)
+    return reply.whole("".join(pieces), _finished(last), token_ids, num_cached)
 
 
 async def streamed_reply(
     chunks: AsyncIterator[GenerationChunk], reply: Reply, *, include_usage: bool
 ) -> AsyncGenerator[ResponseObject, None]:
     """One object per chunk, then one with the usage if asked for. Raises and closes as `whole_reply`."""
-    num_tokens = 0
+    num_tokens = num_cached = 0
     last: GenerationChunk | None = None
     async with closing(chunks):
         async for chunk in chunks:
@@ -160,12 +165,13 @@ async def streamed_reply(
             if include_usage:
                 piece["usage"] = None
             num_tokens += len(chunk.token_ids)
+            num_cached += chunk.num_cached_tokens
             last = chunk
             yield piece
     _finished(last)
     if include_usage:
         closing_piece = reply.no_choices()
-        closing_piece["usage"] = reply.usage(num_tokens)
+        closing_piece["usage"] = reply.usage(num_tokens, num_cached)
         yield closing_piece
 
 

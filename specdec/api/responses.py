@@ -11,10 +11,17 @@ from typing import Literal, NotRequired
 from typing_extensions import TypedDict
 
 
+class PromptTokensDetails(TypedDict):
+    """Of the prompt's tokens, those that were not computed anew."""
+
+    cached_tokens: int
+
+
 class Usage(TypedDict):
     """Token counts. The end token counts as one of the completion, though it has no text."""
 
     prompt_tokens: int
+    prompt_tokens_details: PromptTokensDetails
     completion_tokens: int
     total_tokens: int
 

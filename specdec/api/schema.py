@@ -111,6 +111,9 @@ class GenerationFields(RequestModel):
     stream: bool | None = Field(None, description="Answer in server-sent events, one per verify step.")
     stream_options: StreamOptions | None = Field(None, description="Only with stream: true.")
     return_token_ids: bool | None = Field(None, description="Send the generated token ids, as choices[].token_ids.")
+    cache_salt: str | None = Field(
+        None, description="Not empty. Share cached prompts only with requests of the same salt (a secret)."
+    )
     n: Annotated[int | None, _only(1)] = Field(None, description="Only 1.")
     presence_penalty: Annotated[float | None, _only(0)] = Field(None, description="Only 0.")
     frequency_penalty: Annotated[float | None, _only(0)] = Field(None, description="Only 0.")

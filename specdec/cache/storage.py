@@ -35,9 +35,14 @@ class KVStorage:
     Attributes:
         keys, values: one tensor per layer, [num_blocks, num_kv_heads, BLOCK_SIZE, head_dim], a block of a layer
             contiguous; with keys as columns, the last two dimensions of ``keys`` are swapped.
+        layout: how the numbers of a block lie, in words; part of its key.
     """
 
     def __init__(self, shape: KVShape, num_blocks: int, device: torch.device, *, keys_as_columns: bool = False) -> None:
+        self.layout = (
+            f"{shape.num_layers} layers of {shape.num_kv_heads} heads of {BLOCK_SIZE} x {shape.head_dim}, "
+            f"keys as {'columns' if keys_as_columns else 'rows'}"
+        )
         rows = (num_blocks, shape.num_kv_heads, BLOCK_SIZE, shape.head_dim)
         columns = (num_blocks, shape.num_kv_heads, shape.head_dim, BLOCK_SIZE)
         # Zeros, not empty memory: masked positions are multiplied by 0, and 0 * NaN is NaN.
@@ -46,3 +51,8 @@ class KVStorage:
             for _ in range(shape.num_layers)
         ]
         self.values = [torch.zeros(rows, dtype=shape.dtype, device=device) for _ in range(shape.num_layers)]
+
+    def copy_block(self, source: int, destination: int) -> None:
+        """Copy keys and values of a whole block, in all layers."""
+        for tensor in (*self.keys, *self.values):
+            tensor[destination].copy_(tensor[source])

@@ -65,17 +65,17 @@ class Sequence:
     def verify_item(self, draft: list[int]) -> VerifyItem:
         """The next verify step."""
         base = self.target_length
-        return VerifyItem(self.sequence_id, base, self.token_ids[base:], draft, self._sampling_for(base))
+        return VerifyItem(self.sequence_id, base, self.token_ids[base:], draft, *self._first_contact(base))
 
     def propose_item(self, num_draft_tokens: int) -> ProposeItem:
         """The next draft."""
         base = self.draft_length
-        return ProposeItem(self.sequence_id, base, self.token_ids[base:], num_draft_tokens, self._sampling_for(base))
+        return ProposeItem(self.sequence_id, base, self.token_ids[base:], num_draft_tokens, *self._first_contact(base))
 
     def draft_prefill_item(self) -> ProposeItem:
         """What brings the draft worker up to the last token but one; the last is fed when a draft is wanted."""
         base, end = self.draft_length, len(self.token_ids) - 1
-        return ProposeItem(self.sequence_id, base, self.token_ids[base:end], 0, self._sampling_for(base))
+        return ProposeItem(self.sequence_id, base, self.token_ids[base:end], 0, *self._first_contact(base))
 
     def commit(self, result: VerifyResult, draft: list[int]) -> None:
         """Take the outcome of a verify step and tell the request."""
@@ -91,7 +91,9 @@ class Sequence:
             if not draft
             else (TokenOrigin.BONUS if num_accepted == len(draft) else TokenOrigin.RECOVERED)
         )
-        self._emit(result.output, [TokenOrigin.ACCEPTED] * num_accepted + [last])
+        # Whoever computes the sequence again, after a failure, may find more: that was computed for this request.
+        num_cached_tokens = result.num_cached_tokens if self.stats.num_steps == 1 else 0
+        self._emit(result.output, [TokenOrigin.ACCEPTED] * num_accepted + [last], num_cached_tokens)
 
     def fail(self, error: Exception) -> None:
         """End the sequence with an error."""
@@ -99,7 +101,7 @@ class Sequence:
             self.finished = True
             self.events.put_nowait(error)
 
-    def _emit(self, tokens: list[int], origins: list[TokenOrigin]) -> None:
+    def _emit(self, tokens: list[int], origins: list[TokenOrigin], num_cached_tokens: int) -> None:
         """Append tokens one by one until one ends the sequence, and put the chunk they make."""
         text, emitted = "", 0
         finish_reason: FinishReason | None = None
@@ -133,9 +135,10 @@ class Sequence:
                 finish_reason=finish_reason,
                 stop_reason=stop_reason,
                 stats=replace(self.stats),
+                num_cached_tokens=num_cached_tokens,
             )
         )
 
-    def _sampling_for(self, base_length: int) -> SamplingParams | None:
-        """Sampling parameters go along on first contact only."""
-        return self.request.sampling if base_length == 0 else None
+    def _first_contact(self, base_length: int) -> tuple[SamplingParams | None, str | None]:
+        """Sampling parameters and cache salt: they go along on first contact only."""
+        return (self.request.sampling, self.request.cache_salt) if base_length == 0 else (None, None)

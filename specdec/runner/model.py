@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from specdec.cache.blocks import num_blocks_for
+from specdec.cache.keys import KVIdentity
 from specdec.cache.storage import KVShape
 from specdec.config import WorkerSettings
 from specdec.errors import ConfigError, UnsupportedModelError
@@ -46,6 +47,7 @@ class ModelRunner:
         max_prefill_beside_decode: most prompt tokens in one forward while other sequences decode.
         vocab_size: token ids the model knows are below this.
         fingerprint: of the model.
+        kv_identity: what the contents of KV blocks depend on, beside the tokens.
     """
 
     def __init__(self, loaded: LoadedModel, settings: WorkerSettings) -> None:
@@ -81,6 +83,7 @@ class ModelRunner:
             prefill_default = _CUDA_PREFILL_BESIDE_DECODE
             self._safe_tokens = SafeRows(range(1, (settings.max_tokens_per_step or _CUDA_TOKENS_PER_STEP) + 1))
         self._storage = self._attention.make_storage(shape, self.num_blocks)
+        self.kv_identity = KVIdentity(loaded.fingerprint, str(dtype), self._storage.layout)
         for tensor in (*self._storage.keys, *self._storage.values):
             advise_tensor(tensor)
         self.max_tokens = self._safe_tokens.max_rows
@@ -114,6 +117,11 @@ class ModelRunner:
             )
         logits[:, self._padding_ids] = float("-inf")
         return logits
+
+    @torch.inference_mode()
+    def copy_block(self, source: int, destination: int) -> None:
+        """Copy the KV of a whole block to another block."""
+        self._storage.copy_block(source, destination)
 
     def _run(self, step: AttentionStep) -> Tensor:
         """The model's forward: float32 [logits, vocab]."""

@@ -19,7 +19,11 @@ def build_target_worker(config: EngineConfig) -> TargetWorker:
     """
     _limit_threads()
     settings = config.target_worker
-    worker = TargetWorker(ModelRunner(load_model(config.target), settings), settings.idle_sequence_timeout_s)
+    worker = TargetWorker(
+        ModelRunner(load_model(config.target), settings),
+        settings.idle_sequence_timeout_s,
+        prefix_cache=settings.prefix_cache,
+    )
     worker.warm_up()
     return worker
 
@@ -35,7 +39,9 @@ def build_draft_worker(config: EngineConfig) -> DraftWorker:
     _limit_threads()
     settings = config.draft_worker
     loaded = load_model(config.draft_model, config.draft.cut_layers)
-    worker = DraftWorker(ModelRunner(loaded, settings), settings.idle_sequence_timeout_s)
+    worker = DraftWorker(
+        ModelRunner(loaded, settings), settings.idle_sequence_timeout_s, prefix_cache=settings.prefix_cache
+    )
     worker.warm_up()
     return worker
 

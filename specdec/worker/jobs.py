@@ -37,16 +37,21 @@ class Job(ABC, Generic[ResultT]):
 
     Attributes:
         result: the item's answer; complete when ``done``.
+        num_committed: the sequence's first tokens that are no guesses.
         max_length: positions the sequence may come to hold.
     """
 
-    def __init__(self, sequence: CachedSequence, base_length: int, tokens: list[int], max_length: int) -> None:
+    def __init__(self, sequence: CachedSequence, tokens: list[int], num_committed: int, max_length: int) -> None:
+        """
+        Args:
+            sequence: holds what the job goes on from.
+            tokens: what to feed first.
+        """
         self.sequence = sequence
         self.result: ResultT
+        self.num_committed = num_committed
         self.max_length = max_length
         self.done = False
-        # What the worker holds beyond the caller's base is a draft that was never committed, or will be sent again.
-        sequence.length = base_length
         self._to_feed = tokens
 
     @abstractmethod
@@ -73,7 +78,7 @@ class Job(ABC, Generic[ResultT]):
 
     def advance(self, rows: SequenceRows, tokens: list[int]) -> None:
         """Take the outcome of a forward: the rows are computed, and ``tokens`` chosen from their logits."""
-        self.sequence.length = rows.end
+        self.sequence.token_ids += rows.token_ids
         del self._to_feed[: len(rows.token_ids)]
         if not self._to_feed:
             self.take_choices(tokens)
@@ -90,20 +95,22 @@ class VerifyJob(Job[VerifyResult]):
         Args:
             draft: ``item.draft``, or less of it.
         """
-        self._committed = item.base_length + len(item.tokens)
-        super().__init__(sequence, item.base_length, [*item.tokens, *draft], self._committed + len(draft))
+        committed = item.base_length + len(item.tokens)
+        tokens = [*item.tokens[sequence.length - item.base_length :], *draft]
+        super().__init__(sequence, tokens, committed, committed + len(draft))
         self._draft = draft
         self.result = VerifyResult(item.sequence_id)
 
     def tail_choices(self) -> list[RowToChoose]:
-        first = self._committed
+        first = self.num_committed
         return [RowToChoose(self.sequence.sampling, first + index) for index in range(len(self._draft) + 1)]
 
     def take_choices(self, tokens: list[int]) -> None:
         self.result.num_accepted = accept_draft(self._draft, tokens)
         self.result.output = tokens[: self.result.num_accepted + 1]
         # Of the draft, the worker keeps only what it has verified.
-        self.sequence.length = self._committed + self.result.num_accepted
+        self.num_committed += self.result.num_accepted
+        self.sequence.crop(self.num_committed)
         self.done = True
 
 
@@ -116,7 +123,8 @@ class ProposeJob(Job[ProposeResult]):
             num_draft_tokens: ``item.num_draft_tokens``, or fewer.
         """
         committed = item.base_length + len(item.tokens)
-        super().__init__(sequence, item.base_length, list(item.tokens), committed + max(num_draft_tokens - 1, 0))
+        tokens = item.tokens[sequence.length - item.base_length :]
+        super().__init__(sequence, tokens, committed, committed + max(num_draft_tokens - 1, 0))
         self._drafting = ModelDraft(sequence.sampling, num_draft_tokens, committed)
         self.result = ProposeResult(item.sequence_id, draft=self._drafting.tokens)
 

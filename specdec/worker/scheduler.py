@@ -135,8 +135,9 @@ class Scheduler:
         return [(pending, pending.job) for pending in self._running if pending.job is not None]
 
     def _end(self, pending: PendingItem) -> None:
+        job = _job_of(pending)
         self._running.remove(pending)
-        self.table.end(_job_of(pending).sequence)
+        self.table.end(job.sequence, job.num_committed)
 
     def _drop_cancelled(self) -> None:
         self._waiting = [pending for pending in self._waiting if not pending.call.future.cancelled()]
@@ -168,7 +169,14 @@ class Scheduler:
         elif item.sampling is not None:
             # A release may have been lost, and the id be another request's by now.
             sequence.sampling = item.sampling
+        if item.base_length == 0:
+            self.table.restart(sequence, item.tokens, item.cache_salt)
+        else:
+            # What is held beyond the caller's base is a draft that was never committed, or will be sent again.
+            self.table.crop(sequence, item.base_length)
+        num_cached = sequence.length - item.base_length
         job = self._make_job(item, sequence)
+        job.result.num_cached_tokens = num_cached
         if not self.table.reserve(sequence, job.max_length):
             self.table.close(item.sequence_id)
             if item.base_length == 0:
@@ -176,7 +184,7 @@ class Scheduler:
             pending.ask_from(0)
             return True
         pending.job = job
-        self.table.begin(sequence)
+        self.table.begin(sequence, num_cached, 0 if item.base_length else len(item.tokens) - num_cached)
         self._running.append(pending)
         return True
 

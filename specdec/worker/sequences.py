@@ -2,6 +2,9 @@
 
 KV is only a cache: the orchestrator can send any sequence again from its first token. So memory pressure never fails
 a request: a sequence that needs blocks may take them from others, which are recomputed later.
+
+Full blocks of committed tokens are registered by key when a job ends. A sequence that is sent whole takes over the
+longest chain of them that its tokens begin with, whoever computed it.
 """
 
 from __future__ import annotations
@@ -11,7 +14,8 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from specdec.cache.blocks import BlockPool, num_blocks_for
+from specdec.cache.blocks import BLOCK_SIZE, BlockPool, num_blocks_for
+from specdec.cache.keys import KVIdentity, block_key
 from specdec.types import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -28,7 +32,9 @@ class CachedSequence:
     Attributes:
         order: age; lower is older.
         blocks: block table; may reach beyond ``length``.
-        length: valid positions. Dropping rejected tokens is lowering this.
+        token_ids: the tokens whose KV is held, drafted ones included while they may still turn out right.
+        root_key: the parent of the first block's key.
+        keys: of the first blocks, those that are registered.
         busy: a job is computing on it.
         doomed: to be freed when that job ends.
     """
@@ -38,18 +44,50 @@ class CachedSequence:
     order: int
     last_used: float
     blocks: list[int] = field(default_factory=list)
-    length: int = 0
+    token_ids: list[int] = field(default_factory=list)
+    root_key: bytes = b""
+    keys: list[bytes] = field(default_factory=list)
     busy: bool = False
     doomed: bool = False
 
+    @property
+    def length(self) -> int:
+        """Valid positions."""
+        return len(self.token_ids)
+
+    def crop(self, length: int) -> None:
+        """Drop all tokens but the first ``length``. Their blocks stay in the table."""
+        del self.token_ids[length:]
+
 
 class SequenceTable:
-    """All sequences of a worker, and the block pool they share. Owned by the worker's step thread."""
+    """All sequences of a worker, and the block pool they share. Owned by the worker's step thread.
 
-    def __init__(self, num_blocks: int, idle_timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    Attributes:
+        num_prefix_hits, num_prefix_misses: tokens of sequences begun so far, with KV in the cache and without.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        idle_timeout_s: float,
+        *,
+        identity: KVIdentity | None,
+        copy_block: Callable[[int, int], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """
+        Args:
+            identity: of the KV; None caches no prefixes.
+            copy_block: copies a block's contents to another block.
+        """
         self.pool = BlockPool(num_blocks)
+        self.num_prefix_hits = 0
+        self.num_prefix_misses = 0
         self._sequences: dict[str, CachedSequence] = {}
         self._idle_timeout_s = idle_timeout_s
+        self._identity = identity
+        self._copy_block = copy_block
         self._clock = clock
         self._num_opened = 0
 
@@ -67,12 +105,42 @@ class SequenceTable:
         self._sequences[sequence_id] = sequence
         return sequence
 
-    def begin(self, sequence: CachedSequence) -> None:
-        """A job starts to compute on a sequence."""
-        sequence.busy = True
+    def restart(self, sequence: CachedSequence, token_ids: list[int], cache_salt: str | None) -> None:
+        """Let a sequence hold what the cache has of its tokens, and nothing else. The last token is always left to be
+        computed, since the next token is chosen from its logits.
+        """
+        self.pool.release(sequence.blocks)
+        sequence.keys.clear()
+        sequence.token_ids.clear()
+        if self._identity is None:
+            return
+        key = sequence.root_key = self._identity.root_key(cache_salt)
+        for start in range(0, (len(token_ids) - 1) // BLOCK_SIZE * BLOCK_SIZE, BLOCK_SIZE):
+            key = block_key(key, token_ids[start : start + BLOCK_SIZE])
+            if not self.pool.adopt(sequence.blocks, key):
+                break
+            sequence.keys.append(key)
+            sequence.token_ids += token_ids[start : start + BLOCK_SIZE]
 
-    def end(self, sequence: CachedSequence) -> None:
-        """The job is over."""
+    def crop(self, sequence: CachedSequence, length: int) -> None:
+        """Drop what a sequence holds beyond its first ``length`` tokens, and the blocks for it."""
+        sequence.crop(length)
+        self.pool.shrink(sequence.blocks, num_blocks_for(length))
+        del sequence.keys[length // BLOCK_SIZE :]
+
+    def begin(self, sequence: CachedSequence, num_cached: int, num_missing: int) -> None:
+        """A job starts to compute on a sequence.
+
+        Args:
+            num_cached, num_missing: tokens of a sequence sent whole with KV in the cache and without; else 0.
+        """
+        sequence.busy = True
+        self.num_prefix_hits += num_cached
+        self.num_prefix_misses += num_missing
+
+    def end(self, sequence: CachedSequence, num_committed: int) -> None:
+        """The job is over. Full blocks of the first ``num_committed`` tokens are registered: guesses never are."""
+        self._register(sequence, min(num_committed, sequence.length))
         sequence.busy = False
         sequence.last_used = self._clock()
         if sequence.doomed:
@@ -90,24 +158,22 @@ class SequenceTable:
         self.pool.release(sequence.blocks)
 
     def reserve(self, sequence: CachedSequence, num_tokens: int) -> bool:
-        """Make room for ``num_tokens`` positions of a sequence, at the expense of others if need be.
+        """Make room for ``num_tokens`` positions of a sequence, at the expense of others if need be, and make the
+        block its next token goes to its own.
 
-        Stale sequences give way first, then those younger than this one, the youngest first: so the oldest always
-        advances, and two of them cannot take each other's blocks in turn.
+        Blocks that are only cached go first, then those of stale sequences, then of those younger than this one, the
+        youngest first: so the oldest always advances, and two of them cannot take each other's blocks in turn.
 
         Returns:
             False when there is not enough to take; nothing was taken then.
         """
-        missing = num_blocks_for(num_tokens) - len(sequence.blocks) - self.pool.num_free
-        if missing > 0:
-            victims = self._victims(sequence)
-            if sum(len(victim.blocks) for victim in victims) < missing:
-                return False
-            for victim in victims:
-                if num_blocks_for(num_tokens) - len(sequence.blocks) <= self.pool.num_free:
-                    break
-                logger.info("out of KV blocks: %s is preempted for %s", victim.sequence_id, sequence.sequence_id)
-                self.close(victim.sequence_id)
+        last = len(sequence.blocks) - 1
+        copied = sequence.length % BLOCK_SIZE != 0 and self.pool.is_final(sequence.blocks[last])
+        needed = num_blocks_for(num_tokens) - len(sequence.blocks) + copied
+        if needed > self.pool.num_free and not self._preempt_for(sequence, needed):
+            return False
+        if copied:
+            self._copy_block(*self.pool.replace(sequence.blocks, last))
         self.pool.extend(sequence.blocks, num_blocks_for(num_tokens))
         return True
 
@@ -117,12 +183,35 @@ class SequenceTable:
         self._close_all(s.sequence_id for s in self._sequences.values() if not s.busy and s.last_used < oldest)
 
     def clear(self) -> None:
-        """Free every sequence."""
+        """Free every sequence, none of which may be busy, and forget all that is cached."""
         self._close_all(self._sequences)
+        self.pool.forget_all()
 
     def _close_all(self, sequence_ids: Iterable[str]) -> None:
         for sequence_id in list(sequence_ids):
             self.close(sequence_id)
+
+    def _register(self, sequence: CachedSequence, num_tokens: int) -> None:
+        """Register the full blocks of a sequence's first tokens that are not yet."""
+        if self._identity is None:
+            return
+        for index in range(len(sequence.keys), num_tokens // BLOCK_SIZE):
+            parent = sequence.keys[-1] if sequence.keys else sequence.root_key
+            key = block_key(parent, sequence.token_ids[index * BLOCK_SIZE : (index + 1) * BLOCK_SIZE])
+            self.pool.register(sequence.blocks, index, key)
+            sequence.keys.append(key)
+
+    def _preempt_for(self, sequence: CachedSequence, num_blocks: int) -> bool:
+        """Close other sequences until ``num_blocks`` are free; False, and none is, where that cannot be reached."""
+        victims = self._victims(sequence)
+        if self.pool.num_free + self.pool.num_freed_by(victim.blocks for victim in victims) < num_blocks:
+            return False
+        for victim in victims:
+            if num_blocks <= self.pool.num_free:
+                break
+            logger.info("out of KV blocks: %s is preempted for %s", victim.sequence_id, sequence.sequence_id)
+            self.close(victim.sequence_id)
+        return True
 
     def _victims(self, sequence: CachedSequence) -> list[CachedSequence]:
         """Sequences that may lose their blocks to this one, in the order in which they do."""

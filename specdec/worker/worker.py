@@ -60,9 +60,18 @@ class ModelWorker:
 
     role = "model"
 
-    def __init__(self, runner: ModelRunner, idle_sequence_timeout_s: float) -> None:
+    def __init__(self, runner: ModelRunner, idle_sequence_timeout_s: float, *, prefix_cache: bool = True) -> None:
+        """
+        Args:
+            idle_sequence_timeout_s, prefix_cache: see `specdec.config.WorkerSettings`.
+        """
         self._runner = runner
-        table = SequenceTable(runner.num_blocks, idle_sequence_timeout_s)
+        table = SequenceTable(
+            runner.num_blocks,
+            idle_sequence_timeout_s,
+            identity=runner.kv_identity if prefix_cache else None,
+            copy_block=runner.copy_block,
+        )
         self._scheduler = Scheduler(
             table,
             vocab_size=runner.vocab_size,
@@ -93,6 +102,9 @@ class ModelWorker:
             num_free_blocks=table.pool.num_free,
             busy_share=self._load.current_busy_share(),
             num_tokens_per_step=self._load.tokens_per_step,
+            num_cached_blocks=table.pool.num_cached,
+            num_prefix_hits=table.num_prefix_hits,
+            num_prefix_misses=table.num_prefix_misses,
         )
 
     def check_health(self, max_step_s: float) -> None:

@@ -49,6 +49,7 @@ def chunk(
     finish: FinishReason | None = None,
     stop_reason: str | int | None = None,
     stats: SpeculativeStats | None = None,
+    num_cached_tokens: int = 0,
 ) -> GenerationChunk:
     return GenerationChunk(
         text=text,
@@ -57,12 +58,14 @@ def chunk(
         finish_reason=finish,
         stop_reason=stop_reason,
         stats=stats or SpeculativeStats(),
+        num_cached_tokens=num_cached_tokens,
     )
 
 
 STATS = SpeculativeStats(num_steps=3, num_draft_tokens=8, num_accepted_tokens=4)
+STORY_CACHED_TOKENS = 2
 STORY: tuple[Step, ...] = (
-    chunk("Héllo", 3),
+    chunk("Héllo", 3, num_cached_tokens=STORY_CACHED_TOKENS),
     chunk("", 1),
     chunk(" wörld\n\u2028.", 2, finish=FinishReason.STOP, stats=STATS),
 )

@@ -64,6 +64,8 @@ BAD_FIELDS: list[tuple[str, Any, str]] = [
     ("stream", "true", "boolean"),
     ("stream", 1, "boolean"),
     ("stream_options", {"include_usage": True}, "stream: true"),
+    ("cache_salt", "", "empty"),
+    ("cache_salt", 5, "string"),
     ("n", 2, "only 1"),
     ("n", True, "only 1"),
     ("presence_penalty", 0.5, "only 0"),

@@ -156,7 +156,12 @@ def test_a_whole_stream_in_bytes(http: httpx.Client, engine: FakeEngine) -> None
     assert usage == {
         **common,
         "choices": [],
-        "usage": {"prompt_tokens": 3, "completion_tokens": 6, "total_tokens": 9},
+        "usage": {
+            "prompt_tokens": 3,
+            "prompt_tokens_details": {"cached_tokens": 2},
+            "completion_tokens": 6,
+            "total_tokens": 9,
+        },
     }
 
 

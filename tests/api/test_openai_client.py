@@ -8,7 +8,7 @@ import pytest
 from specdec.errors import DeadlineExceededError, OverloadedError, WorkerUnavailableError
 from specdec.types import FinishReason
 from tests.api.conftest import Server
-from tests.api.fake_engine import MODEL_NAME, STATS, STORY_TEXT, STORY_TOKENS, FakeEngine, chunk
+from tests.api.fake_engine import MODEL_NAME, STATS, STORY_CACHED_TOKENS, STORY_TEXT, STORY_TOKENS, FakeEngine, chunk
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 CHAT_TEXT = "<user>hi<assistant>"
@@ -25,6 +25,7 @@ def test_completion(client: openai.OpenAI, engine: FakeEngine) -> None:
     assert completion.choices[0].logprobs is None
     assert completion.usage.model_dump(exclude_none=True) == {
         "prompt_tokens": 3,
+        "prompt_tokens_details": {"cached_tokens": STORY_CACHED_TOKENS},
         "completion_tokens": STORY_TOKENS,
         "total_tokens": 3 + STORY_TOKENS,
     }
@@ -53,6 +54,7 @@ def test_chat(client: openai.OpenAI, engine: FakeEngine) -> None:
     assert chat.choices[0].finish_reason == "stop"
     assert chat.usage.prompt_tokens == len(CHAT_TEXT)
     assert chat.usage.completion_tokens == STORY_TOKENS
+    assert chat.usage.prompt_tokens_details.cached_tokens == STORY_CACHED_TOKENS
     assert chat.seed == 7
     assert chat.speculative == SPECULATIVE
     assert engine.tokenizer.decode(list(engine.requests[0].prompt_token_ids)) == CHAT_TEXT
@@ -81,6 +83,7 @@ def test_chat_stream(client: openai.OpenAI, engine: FakeEngine) -> None:
     assert last.choices == []
     assert last.usage.prompt_tokens == len(CHAT_TEXT)
     assert last.usage.completion_tokens == STORY_TOKENS
+    assert last.usage.prompt_tokens_details.cached_tokens == STORY_CACHED_TOKENS
     assert last.usage.total_tokens == len(CHAT_TEXT) + STORY_TOKENS
 
 

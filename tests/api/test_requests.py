@@ -34,6 +34,7 @@ def test_defaults(http: httpx.Client, engine: FakeEngine) -> None:
     assert request.stop_token_ids == ()
     assert request.ignore_eos is False
     assert request.timeout_s is None
+    assert request.cache_salt is None
 
 
 def test_every_parameter_reaches_the_engine(http: httpx.Client, engine: FakeEngine) -> None:
@@ -47,6 +48,7 @@ def test_every_parameter_reaches_the_engine(http: httpx.Client, engine: FakeEngi
         "stop_token_ids": [3, 4],
         "ignore_eos": True,
         "speculative": {"enabled": False, "num_draft_tokens": 8},
+        "cache_salt": "a tenant's secret",
         "user": "someone",
     }
     answer = post(http, "/v1/completions", {**COMPLETION, **given})
@@ -56,6 +58,7 @@ def test_every_parameter_reaches_the_engine(http: httpx.Client, engine: FakeEngi
     assert request.stop == ("a", "b")
     assert request.stop_token_ids == (3, 4)
     assert request.ignore_eos is True
+    assert request.cache_salt == "a tenant's secret"
     assert request.speculative == SpeculativeParams(enabled=False, num_draft_tokens=8)
     assert answer["seed"] == 2**63 - 1
 

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 import torch
 
 from specdec.cache.blocks import BLOCK_SIZE
@@ -33,3 +36,26 @@ def test_a_run_of_neighbouring_blocks_is_a_contiguous_view() -> None:
     run = storage.keys[0][1:4]
     assert run.is_contiguous()
     assert run.data_ptr() == storage.keys[0][1].data_ptr()
+
+
+@pytest.mark.parametrize("keys_as_columns", [False, True])
+def test_a_copied_block_is_equal_in_all_layers_and_nothing_else_changes(keys_as_columns: bool) -> None:
+    storage = KVStorage(SHAPE, 5, torch.device("cpu"), keys_as_columns=keys_as_columns)
+    tensors = storage.keys + storage.values
+    for tensor in tensors:
+        tensor.normal_()
+    before = [tensor.clone() for tensor in tensors]
+    storage.copy_block(3, 1)
+    for tensor, old in zip(tensors, before, strict=True):
+        assert torch.equal(tensor[1], old[3])
+        assert torch.equal(tensor[[0, 2, 3, 4]], old[[0, 2, 3, 4]])
+
+
+def test_layouts_have_different_names() -> None:
+    layouts = {
+        KVStorage(SHAPE, 1, torch.device("cpu")).layout,
+        KVStorage(SHAPE, 1, torch.device("cpu"), keys_as_columns=True).layout,
+        KVStorage(replace(SHAPE, num_layers=3), 1, torch.device("cpu")).layout,
+        KVStorage(replace(SHAPE, num_kv_heads=4, head_dim=3), 1, torch.device("cpu")).layout,
+    }
+    assert len(layouts) == 4

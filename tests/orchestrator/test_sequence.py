@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from specdec.orchestrator.sequence import Sequence
@@ -64,6 +66,26 @@ def test_counters_add_up_and_chunks_keep_their_own() -> None:
     assert first.stats == SpeculativeStats(1, 3, 2)
     assert second.stats == SpeculativeStats(2, 3, 2)
     assert second.stats.acceptance_length == pytest.approx(4 / 2)
+
+
+def test_cached_tokens_are_told_once() -> None:
+    sequence = sequence_for(request())
+    for output, told in ((b"a", 3), (b"b", 0)):
+        # What is found when the sequence is computed again, after a failure, it has put there itself.
+        sequence.commit(VerifyResult(sequence.sequence_id, list(output), num_cached_tokens=3), [])
+        event = sequence.events.get_nowait()
+        assert isinstance(event, GenerationChunk)
+        assert event.num_cached_tokens == told
+
+
+def test_the_salt_goes_along_on_first_contact() -> None:
+    sequence = sequence_for(replace(request(), cache_salt="secret"))
+    items = sequence.verify_item([]), sequence.propose_item(2), sequence.draft_prefill_item()
+    assert [(item.base_length, item.cache_salt) for item in items] == [(0, "secret")] * 3
+    commit(sequence, b"a")
+    sequence.draft_length = sequence.target_length
+    items = sequence.verify_item([]), sequence.propose_item(2), sequence.draft_prefill_item()
+    assert [item.cache_salt for item in items] == [None] * 3
 
 
 def test_the_end_token_ends_it_and_has_no_text() -> None:

@@ -8,12 +8,14 @@ from __future__ import annotations
 import random
 import zlib
 from array import array
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from specdec.cache.blocks import BLOCK_SIZE
+from specdec.cache.blocks import BLOCK_SIZE, num_blocks_for
+from specdec.cache.keys import KVIdentity
 from specdec.runner.batch import SequenceRows
 from specdec.sampling.choose import choose_tokens
 from specdec.types import SamplingParams, VerifyItem
@@ -43,6 +45,7 @@ class PrefixRunner:
 
     Attributes:
         forwards: the rows of every forward so far.
+        num_copies: blocks copied so far.
         before_forward: called in the step thread.
     """
 
@@ -63,6 +66,8 @@ class PrefixRunner:
         self.max_tokens = max_tokens
         self.max_prefill_beside_decode = max_prefill_beside_decode or max_tokens
         self.forwards: list[list[SequenceRows]] = []
+        self.num_copies = 0
+        self.kv_identity = KVIdentity(self.fingerprint, "tokens", str(salt))
         self.before_forward: Callable[[], None] = lambda: None
         self._salt = salt
         self._cache: list[int | None] = [None] * (num_blocks * BLOCK_SIZE)
@@ -81,11 +86,22 @@ class PrefixRunner:
                 logits.append(hashed_logits(self._read(rows, length), self._salt))
         return torch.tensor(logits, dtype=torch.float64).view(len(logits), VOCAB_SIZE)
 
+    def copy_block(self, source: int, destination: int) -> None:
+        self.num_copies += 1
+        block = self._cache[source * BLOCK_SIZE : (source + 1) * BLOCK_SIZE]
+        self._cache[destination * BLOCK_SIZE : (destination + 1) * BLOCK_SIZE] = block
+
+    def held(self, block: int) -> list[int | None]:
+        """What a block of the cache holds."""
+        return self._cache[block * BLOCK_SIZE : (block + 1) * BLOCK_SIZE]
+
     def _check(self, sequences: Sequence[SequenceRows]) -> None:
         assert 0 < sum(len(rows.token_ids) for rows in sequences) <= self.max_tokens
-        blocks = [block for rows in sequences for block in set(rows.blocks)]
-        assert len(set(blocks)) == len(blocks), "two sequences share a block"
+        users = Counter(block for rows in sequences for block in rows.blocks)
         for rows in sequences:
+            assert len(set(rows.blocks)) == len(rows.blocks), "a sequence has a block twice"
+            written = rows.blocks[rows.start // BLOCK_SIZE : num_blocks_for(rows.end)]
+            assert all(users[block] == 1 for block in written), "a block that others read is written to"
             assert 0 <= rows.num_logits <= len(rows.token_ids)
             assert len(rows.token_ids) > 0
             assert rows.end <= self.max_model_len
@@ -110,11 +126,19 @@ class FakeClock:
         return self.now
 
 
-def make_scheduler(runner: PrefixRunner, clock: FakeClock | None = None, idle_timeout_s: float = 60.0) -> Scheduler:
+def make_scheduler(
+    runner: PrefixRunner, clock: FakeClock | None = None, idle_timeout_s: float = 60.0, *, prefix_cache: bool = True
+) -> Scheduler:
     """A scheduler for this runner, to be stepped by hand."""
     clock = clock or FakeClock()
     return Scheduler(
-        SequenceTable(runner.num_blocks, idle_timeout_s, clock),
+        SequenceTable(
+            runner.num_blocks,
+            idle_timeout_s,
+            identity=runner.kv_identity if prefix_cache else None,
+            copy_block=runner.copy_block,
+            clock=clock,
+        ),
         vocab_size=runner.vocab_size,
         max_model_len=runner.max_model_len,
         max_tokens=runner.max_tokens,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from specdec.types import SamplingParams, VerifyItem
+from specdec.cache.blocks import BLOCK_SIZE
+from specdec.types import ProposeItem, SamplingParams, VerifyItem
 from specdec.worker.calls import Call
 from tests.worker.prefix_runner import VOCAB_SIZE, FakeClock, PrefixRunner, make_scheduler, plain_tokens, step
 
@@ -20,8 +22,15 @@ PARAMS = [
     SamplingParams(temperature=0.8, seed=1),
     SamplingParams(temperature=1.2, top_k=6, top_p=0.9, seed=2),
 ]
-PROMPTS = [[(7 * s + n * n) % VOCAB_SIZE for n in range(length)] for s, length in enumerate((1, 60, 63, 110))]
-EXPECTED = {(p, i): plain_tokens(PROMPTS[p], PARAMS[i], NUM_TOKENS) for p in range(4) for i in range(3)}
+NOBODYS_PARAMS = SamplingParams(temperature=1.0, seed=99)
+COMMON = [(7 + n * n) % VOCAB_SIZE for n in range(110)]
+PROMPTS = [[3], COMMON[:60], [*COMMON[:70], 1, 2, 3], COMMON[:70], COMMON, [*COMMON[:100], *[5] * 10]]
+NAMES = [f"{kind}{n}" for kind in "rd" for n in range(5)]
+EXPECTED = {(p, i): plain_tokens(PROMPTS[p], PARAMS[i], NUM_TOKENS) for p in range(len(PROMPTS)) for i in range(3)}
+
+# All that may ever be found: full blocks of what some reader's text begins with.
+TEXTS = [PROMPTS[p] + EXPECTED[p, i] for p, i in EXPECTED]
+FINDABLE = [text[start : start + BLOCK_SIZE] for text in TEXTS for start in (0, BLOCK_SIZE)]
 
 
 @dataclass
@@ -51,7 +60,7 @@ class Interleavings(RuleBasedStateMachine):
         self.runner = PrefixRunner(num_blocks=num_blocks, max_model_len=MAX_MODEL_LEN, max_tokens=max_tokens)
         self.clock = FakeClock()
         self.scheduler = make_scheduler(self.runner, self.clock, idle_timeout_s=20.0)
-        self.readers = [Reader(n % 4, n % 3) for n in range(5)]
+        self.readers = [Reader(n + 1, n % 3) for n in range(5)]
 
     def draft(self, reader: Reader, kind: str, length: int) -> list[int]:
         rest = reader.expected[len(reader.tokens) :]
@@ -87,6 +96,19 @@ class Interleavings(RuleBasedStateMachine):
         reader.call = Call([item])
         self.scheduler.add(reader.call)
 
+    @rule(kind=st.sampled_from(["oracle", "half right", "garbage"]), length=st.integers(1, 6))
+    def round_of_all(self, kind: str, length: int) -> None:
+        """What a lane does most of the time; without it hardly a sequence would get beyond its prompt."""
+        for who in range(5):
+            self.send(who, kind, length, "all")
+        self.compute(20)
+
+    @rule(who=st.integers(0, 4), length=st.integers(0, 12))
+    def draft_for(self, who: int, length: int) -> None:
+        """Drafts that will not be committed: they are for other parameters. Here to hold and to share blocks."""
+        item = ProposeItem(f"d{who}", 0, self.readers[who].committed, length, NOBODYS_PARAMS)
+        self.scheduler.add(Call([item]))
+
     @rule(count=st.integers(1, 4))
     def compute(self, count: int) -> None:
         for _ in range(count):
@@ -105,7 +127,18 @@ class Interleavings(RuleBasedStateMachine):
         reader = self.readers[who]
         if reader.call is None:
             self.scheduler.release([f"r{who}"])
-            self.readers[who] = Reader((reader.prompt + 1) % 4, (reader.params + 1) % 3)
+            self.readers[who] = Reader((reader.prompt + 1) % len(PROMPTS), (reader.params + 1) % 3)
+
+    @rule(who=st.integers(0, 4), prompt=st.integers(0, len(PROMPTS) - 1))
+    def go_on_with_another_text(self, who: int, prompt: int) -> None:
+        """Keep of a sequence what its text has in common with another, maybe half a block."""
+        reader = self.readers[who]
+        if reader.call is None:
+            pairs = zip(reader.committed[: reader.base], PROMPTS[prompt][:-1], strict=False)
+            base = next((n for n, (mine, other) in enumerate(pairs) if mine != other), None)
+            if base is None:
+                base = min(reader.base, len(PROMPTS[prompt]) - 1)
+            self.readers[who] = Reader(prompt, reader.params, base=base)
 
     @rule()
     def crash(self) -> None:
@@ -140,9 +173,20 @@ class Interleavings(RuleBasedStateMachine):
     def blocks_are_counted(self) -> None:
         if not hasattr(self, "runner"):
             return
-        pool, names = self.scheduler.table.pool, [f"r{n}" for n in range(5)]
-        held = [s for name in names if (s := self.scheduler.table.find(name)) is not None]
-        assert pool.num_free == pool.num_blocks - sum(len(sequence.blocks) for sequence in held)
+        pool = self.scheduler.table.pool
+        held = [s for name in NAMES if (s := self.scheduler.table.find(name)) is not None]
+        users = Counter(block for sequence in held for block in sequence.blocks)
+        assert [pool._num_users[block] for block in range(pool.num_blocks)] == [
+            users[block] for block in range(pool.num_blocks)
+        ]
+        assert pool.num_free == pool.num_blocks - len(users)
+
+    @invariant()
+    def only_committed_tokens_can_be_found(self) -> None:
+        if not hasattr(self, "runner"):
+            return
+        for block in self.scheduler.table.pool._block_of.values():
+            assert self.runner.held(block) in FINDABLE
 
     def teardown(self) -> None:
         if not hasattr(self, "runner"):
@@ -153,9 +197,9 @@ class Interleavings(RuleBasedStateMachine):
             self.clock.now += 1.0
         self.receive()
         assert all(reader.call is None for reader in self.readers)
-        self.scheduler.release([f"r{n}" for n in range(5)])
+        self.scheduler.release(NAMES)
         assert self.scheduler.table.pool.num_free == self.runner.num_blocks
 
 
 TestInterleavings = Interleavings.TestCase
-TestInterleavings.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestInterleavings.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)

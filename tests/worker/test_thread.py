@@ -177,9 +177,12 @@ async def test_info_and_release(make_target: MakeTarget, make_draft: MakeDraft) 
     assert (info.num_sequences, info.num_free_blocks) == (2, 2)
     assert 0.0 <= info.busy_share <= 1.0
     assert info.num_tokens_per_step > 0
+    assert (info.num_cached_blocks, info.num_prefix_hits, info.num_prefix_misses) == (0, 0, 101)
     await worker.release(["a", "unknown"])
     await until(lambda: worker.info().num_sequences == 1)
-    assert worker.info().num_free_blocks == 4
+    assert (worker.info().num_free_blocks, worker.info().num_cached_blocks) == (4, 1)
+    await worker.verify([whole("c", prompt(1, 70), [], GREEDY)])
+    assert (worker.info().num_prefix_hits, worker.info().num_prefix_misses) == (64, 107)
 
 
 async def test_warm_up_leaves_nothing_behind(make_target: MakeTarget, make_draft: MakeDraft) -> None:
