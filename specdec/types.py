@@ -7,68 +7,12 @@ no model and no transport. Token ids are ints; lengths and positions count token
 from __future__ import annotations
 
 import enum
-import math
 from dataclasses import dataclass, field
 
 from specdec.errors import InvalidRequestError
-
-MAX_SEED = 2**63 - 1
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """How the target's own token is chosen at every position.
-
-    The token at position ``i`` is ``argmax_v [log p_i(v) + G(seed, i, v)]`` where ``p_i`` is the
-    model's distribution after temperature, top-k and top-p, and ``G`` is Gumbel noise, a pure
-    function of its arguments. With temperature 0 it is the argmax of the logits.
-
-    Attributes:
-        temperature: >= 0; 0 is greedy.
-        top_k: keep the k most likely tokens; 0 keeps all. Ties with the k-th are kept.
-        top_p: keep the smallest set of most likely tokens whose mass reaches this; in (0, 1].
-        seed: in [0, 2**63 - 1]; the whole randomness of the request.
-
-    Raises:
-        InvalidRequestError: a value is out of range; ``param`` names it.
-    """
-
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.temperature) and self.temperature >= 0.0):
-            raise InvalidRequestError(
-                f"temperature must be a finite number >= 0, not {self.temperature}", param="temperature"
-            )
-        if self.top_k < 0:
-            raise InvalidRequestError(f"top_k must be >= 0 (0 keeps all), not {self.top_k}", param="top_k")
-        if not 0.0 < self.top_p <= 1.0:
-            raise InvalidRequestError(f"top_p must be in (0, 1], not {self.top_p}", param="top_p")
-        if not 0 <= self.seed <= MAX_SEED:
-            raise InvalidRequestError(f"seed must be in [0, 2**63 - 1], not {self.seed}", param="seed")
-
-
-@dataclass(frozen=True, slots=True)
-class SpeculativeParams:
-    """What one request asks of speculation. It can change the speed of an answer, never its text.
-
-    Attributes:
-        enabled: False decodes this request with the target alone.
-        num_draft_tokens: draft tokens per step; None leaves it to the server.
-    """
-
-    enabled: bool = True
-    num_draft_tokens: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.num_draft_tokens is not None and self.num_draft_tokens < 0:
-            raise InvalidRequestError(
-                f"num_draft_tokens must be >= 0, not {self.num_draft_tokens}",
-                param="speculative.num_draft_tokens",
-            )
+from specdec.params import MAX_SEED as MAX_SEED
+from specdec.params import SamplingParams as SamplingParams
+from specdec.params import SpeculativeParams as SpeculativeParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +22,7 @@ class GenerationRequest:
     Attributes:
         request_id: unique among the requests in flight; also the sequence id on the workers.
         prompt_token_ids: at least one token.
-        max_tokens: tokens to generate at most; >= 1.
+        max_tokens: tokens to generate at most; >= 1, and >= ``sampling.min_tokens``.
         stop: strings that end the text; the text is cut before the first of them to appear.
         stop_token_ids: token ids that end the generation, beside the model's own end tokens.
         ignore_eos: go on past the model's end tokens (benchmarks).
@@ -102,6 +46,10 @@ class GenerationRequest:
             raise InvalidRequestError(f"max_tokens must be >= 1, not {self.max_tokens}", param="max_tokens")
         if any(not text for text in self.stop):
             raise InvalidRequestError("a stop string is empty; remove it", param="stop")
+        if self.sampling.min_tokens > self.max_tokens:
+            raise InvalidRequestError(
+                f"min_tokens is {self.sampling.min_tokens}, more than max_tokens {self.max_tokens}", param="min_tokens"
+            )
 
 
 class TokenOrigin(enum.StrEnum):
@@ -141,6 +89,22 @@ class SpeculativeStats:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """How likely the target held an emitted token and its alternatives.
+
+    Natural logarithms of the probabilities of the model itself: softmax of its logits before bias, masks,
+    penalties, temperature and everything after.
+
+    Attributes:
+        logprob: of the emitted token.
+        top: (token id, logprob) of the most likely tokens, descending; of equals the lowest id first.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationChunk:
     """What one verify step added to a generation.
 
@@ -152,6 +116,7 @@ class GenerationChunk:
         finish_reason: set on the last chunk only.
         stop_reason: the stop string or stop token id that ended it; None for the model's own end token.
         stats: the generation's counters so far (a copy).
+        logprobs: one per token where the request has ``logprobs``, else empty.
     """
 
     text: str
@@ -160,6 +125,7 @@ class GenerationChunk:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     stats: SpeculativeStats = field(default_factory=SpeculativeStats)
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 # --- the worker wire format -------------------------------------------------------------------------
@@ -178,6 +144,7 @@ class VerifyItem:
         tokens: the committed tokens from position ``base_length`` on; at least one.
         draft: guessed tokens after them; empty decodes one token plainly.
         sampling: needed on first contact (``base_length`` 0).
+        num_prompt_tokens: of the sequence's tokens the first ones, which were not generated; goes with ``sampling``.
     """
 
     sequence_id: str
@@ -185,6 +152,7 @@ class VerifyItem:
     tokens: list[int]
     draft: list[int]
     sampling: SamplingParams | None = None
+    num_prompt_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -196,6 +164,7 @@ class VerifyResult:
         num_accepted: how many of ``output`` are draft tokens.
         need_from: the worker holds only this many tokens: send again from there.
         error: the worker refuses this item; repeating it cannot help.
+        logprobs: one per token of ``output`` where ``sampling`` asks for them, else empty.
     """
 
     sequence_id: str
@@ -203,6 +172,7 @@ class VerifyResult:
     num_accepted: int = 0
     need_from: int | None = None
     error: str | None = None
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -210,7 +180,7 @@ class ProposeItem:
     """Guess the next tokens of one sequence on a draft worker.
 
     Attributes:
-        base_length, tokens, sampling: as in `VerifyItem`.
+        base_length, tokens, sampling, num_prompt_tokens: as in `VerifyItem`.
         num_draft_tokens: how many tokens to guess; 0 only brings the worker's KV up to date.
     """
 
@@ -219,6 +189,7 @@ class ProposeItem:
     tokens: list[int]
     num_draft_tokens: int
     sampling: SamplingParams | None = None
+    num_prompt_tokens: int = 0
 
 
 @dataclass(slots=True)

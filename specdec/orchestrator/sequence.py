@@ -14,6 +14,7 @@ from specdec.types import (
     ProposeItem,
     SamplingParams,
     SpeculativeStats,
+    TokenLogprobs,
     TokenOrigin,
     VerifyItem,
     VerifyResult,
@@ -49,6 +50,12 @@ class Sequence:
         self.stats = SpeculativeStats()
         self.events: asyncio.Queue[GenerationChunk | Exception] = asyncio.Queue()
         self._end_tokens: frozenset[int] = frozenset() if request.ignore_eos else tokenizer.eos_token_ids
+        self._sampling = request.sampling
+        if request.sampling.min_tokens:
+            # An end token the tokenizer does not know never comes out, so there is nothing to mask.
+            end_tokens = {*self._end_tokens, *request.stop_token_ids}
+            known = tuple(sorted(token for token in end_tokens if token < tokenizer.vocab_size))
+            self._sampling = replace(request.sampling, end_token_ids=known)
         self._decoder = IncrementalDecoder(tokenizer, request.prompt_token_ids)
         self._stop = StopStrings(request.stop)
 
@@ -60,22 +67,33 @@ class Sequence:
     @property
     def num_remaining_tokens(self) -> int:
         """Tokens the request may still get."""
-        return len(self.request.prompt_token_ids) + self.request.max_tokens - len(self.token_ids)
+        return self.request.max_tokens - self._num_generated
+
+    @property
+    def _num_prompt_tokens(self) -> int:
+        return len(self.request.prompt_token_ids)
+
+    @property
+    def _num_generated(self) -> int:
+        return len(self.token_ids) - self._num_prompt_tokens
 
     def verify_item(self, draft: list[int]) -> VerifyItem:
         """The next verify step."""
         base = self.target_length
-        return VerifyItem(self.sequence_id, base, self.token_ids[base:], draft, self._sampling_for(base))
+        tokens, sampling = self.token_ids[base:], self._sampling_for(base)
+        return VerifyItem(self.sequence_id, base, tokens, draft, sampling, self._num_prompt_tokens)
 
     def propose_item(self, num_draft_tokens: int) -> ProposeItem:
         """The next draft."""
         base = self.draft_length
-        return ProposeItem(self.sequence_id, base, self.token_ids[base:], num_draft_tokens, self._sampling_for(base))
+        tokens, sampling = self.token_ids[base:], self._sampling_for(base)
+        return ProposeItem(self.sequence_id, base, tokens, num_draft_tokens, sampling, self._num_prompt_tokens)
 
     def draft_prefill_item(self) -> ProposeItem:
         """What brings the draft worker up to the last token but one; the last is fed when a draft is wanted."""
         base, end = self.draft_length, len(self.token_ids) - 1
-        return ProposeItem(self.sequence_id, base, self.token_ids[base:end], 0, self._sampling_for(base))
+        tokens, sampling = self.token_ids[base:end], self._sampling_for(base)
+        return ProposeItem(self.sequence_id, base, tokens, 0, sampling, self._num_prompt_tokens)
 
     def commit(self, result: VerifyResult, draft: list[int]) -> None:
         """Take the outcome of a verify step and tell the request."""
@@ -91,7 +109,7 @@ class Sequence:
             if not draft
             else (TokenOrigin.BONUS if num_accepted == len(draft) else TokenOrigin.RECOVERED)
         )
-        self._emit(result.output, [TokenOrigin.ACCEPTED] * num_accepted + [last])
+        self._emit(result.output, [TokenOrigin.ACCEPTED] * num_accepted + [last], result.logprobs)
 
     def fail(self, error: Exception) -> None:
         """End the sequence with an error."""
@@ -99,7 +117,7 @@ class Sequence:
             self.finished = True
             self.events.put_nowait(error)
 
-    def _emit(self, tokens: list[int], origins: list[TokenOrigin]) -> None:
+    def _emit(self, tokens: list[int], origins: list[TokenOrigin], logprobs: list[TokenLogprobs]) -> None:
         """Append tokens one by one until one ends the sequence, and put the chunk they make."""
         text, emitted = "", 0
         finish_reason: FinishReason | None = None
@@ -112,7 +130,9 @@ class Sequence:
             elif token in self.request.stop_token_ids:
                 finish_reason, stop_reason = FinishReason.STOP, token
             else:
-                text += self._stop.add(self._decoder.add(token))
+                piece = self._decoder.add(token)
+                # A stop string is looked for in what comes after the first min_tokens tokens only.
+                text += piece if self._num_generated <= self._sampling.min_tokens else self._stop.add(piece)
                 if self._stop.matched is not None:
                     finish_reason, stop_reason = FinishReason.STOP, self._stop.matched
                 elif self.num_remaining_tokens == 0:
@@ -133,9 +153,10 @@ class Sequence:
                 finish_reason=finish_reason,
                 stop_reason=stop_reason,
                 stats=replace(self.stats),
+                logprobs=tuple(logprobs[:emitted]),
             )
         )
 
     def _sampling_for(self, base_length: int) -> SamplingParams | None:
         """Sampling parameters go along on first contact only."""
-        return self.request.sampling if base_length == 0 else None
+        return self._sampling if base_length == 0 else None

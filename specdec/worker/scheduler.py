@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from specdec.types import ProposeItem, VerifyItem
+from specdec.sampling.history import TokenHistory
+from specdec.types import ProposeItem, TokenLogprobs, VerifyItem
 from specdec.worker.calls import AnyJob, Call, Item, PendingItem
 from specdec.worker.jobs import JobRows, ProposeJob, VerifyJob
 from specdec.worker.sequences import CachedSequence, SequenceTable
@@ -65,10 +66,12 @@ class Scheduler:
                 break
         return batch
 
-    def advance(self, pending: PendingItem, rows: JobRows, tokens: list[int]) -> None:
-        """Take the outcome of a forward for one of its jobs."""
+    def advance(
+        self, pending: PendingItem, rows: JobRows, tokens: list[int], logprobs: Sequence[TokenLogprobs | None] = ()
+    ) -> None:
+        """Take the outcome of a forward for one of its jobs: the tokens chosen, and what there is to tell of them."""
         job = _job_of(pending)
-        job.advance(rows.rows, tokens)
+        job.advance(rows.rows, tokens, logprobs)
         if job.done:
             self._end(pending)
             pending.call.answer(pending.index, job.result)
@@ -115,10 +118,10 @@ class Scheduler:
             if item.sampling is None:
                 pending.ask_from(0)
                 return True
-            sequence = self.table.open(item.sequence_id, item.sampling)
+            sequence = self.table.open(item.sequence_id, item.sampling, item.num_prompt_tokens)
         elif item.sampling is not None:
             # A release may have been lost, and the id be another request's by now.
-            sequence.sampling = item.sampling
+            sequence.sampling, sequence.history = item.sampling, TokenHistory(item.num_prompt_tokens)
         job = self._make_job(item, sequence)
         if not self.table.reserve(sequence, job.max_length):
             self.table.close(item.sequence_id)
@@ -147,7 +150,10 @@ class Scheduler:
             return "tokens is empty: send at least the last committed token"
         if item.base_length < 0:
             return f"base_length is {item.base_length}; it counts tokens"
-        wrong = [token for token in item.tokens if not 0 <= token < self._vocab_size]
+        if item.num_prompt_tokens < 0:
+            return f"num_prompt_tokens is {item.num_prompt_tokens}; it counts tokens"
+        named = () if item.sampling is None else item.sampling.named_token_ids
+        wrong = [token for token in (*item.tokens, *named) if not 0 <= token < self._vocab_size]
         if wrong:
             return f"token id {wrong[0]} is not in the vocabulary of {self._vocab_size}"
         length = item.base_length + len(item.tokens)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from specdec.cache.blocks import BlockPool, num_blocks_for
+from specdec.sampling.history import TokenHistory
 from specdec.types import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -26,6 +27,8 @@ class CachedSequence:
     """KV of the first ``length`` tokens of a sequence.
 
     Attributes:
+        history: the tokens the sequence is known to have, in particular those ``length`` counts: penalties and masks
+            need them.
         order: age; lower is older.
         blocks: block table; may reach beyond ``length``.
         length: valid positions. Dropping rejected tokens is lowering this.
@@ -37,6 +40,7 @@ class CachedSequence:
     sampling: SamplingParams
     order: int
     last_used: float
+    history: TokenHistory
     blocks: list[int] = field(default_factory=list)
     length: int = 0
     busy: bool = False
@@ -60,9 +64,10 @@ class SequenceTable:
         """The sequence, if the worker knows it."""
         return self._sequences.get(sequence_id)
 
-    def open(self, sequence_id: str, sampling: SamplingParams) -> CachedSequence:
+    def open(self, sequence_id: str, sampling: SamplingParams, num_prompt_tokens: int) -> CachedSequence:
         """Begin a sequence with no KV."""
-        sequence = CachedSequence(sequence_id, sampling, self._num_opened, self._clock())
+        history = TokenHistory(num_prompt_tokens)
+        sequence = CachedSequence(sequence_id, sampling, self._num_opened, self._clock(), history)
         self._num_opened += 1
         self._sequences[sequence_id] = sequence
         return sequence

@@ -20,6 +20,7 @@ import torch
 from specdec.errors import WorkerUnavailableError
 from specdec.runner.model import ModelRunner
 from specdec.sampling.choose import choose_tokens
+from specdec.sampling.logprobs import logprobs_of
 from specdec.types import ProposeItem, ProposeResult, SamplingParams, VerifyItem, VerifyResult, WorkerInfo
 from specdec.worker.calls import Call, Result
 from specdec.worker.scheduler import Scheduler
@@ -165,11 +166,14 @@ class ModelWorker:
             return
         started = self._step_started = time.monotonic()
         logits = self._runner.forward([rows.rows for _, rows in batch])
-        tokens = choose_tokens(logits, [choice for _, rows in batch for choice in rows.choices])
+        choices = [choice for _, rows in batch for choice in rows.choices]
+        tokens = choose_tokens(logits, choices)
+        logprobs = logprobs_of(logits, choices, tokens)
         first = 0
         for pending, rows in batch:
-            self._scheduler.advance(pending, rows, tokens[first : first + len(rows.choices)])
-            first += len(rows.choices)
+            last = first + len(rows.choices)
+            self._scheduler.advance(pending, rows, tokens[first:last], logprobs[first:last])
+            first = last
         num_tokens = sum(len(rows.rows.token_ids) for _, rows in batch)
         self._load.add(time.monotonic() - started, num_tokens)
 
