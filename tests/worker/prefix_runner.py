@@ -34,7 +34,7 @@ def plain_tokens(prompt: Sequence[int], params: SamplingParams, count: int, salt
     """What plain decoding gives, one naive step at a time."""
     tokens = list(prompt)
     for _ in range(count):
-        tokens.append(oracles.choose(hashed_logits(tokens, salt), params, len(tokens)))
+        tokens.append(oracles.choose(hashed_logits(tokens, salt), params, len(tokens), tokens, len(prompt)))
     return tokens[len(prompt) :]
 
 
@@ -126,5 +126,5 @@ def step(scheduler: Scheduler, runner: PrefixRunner) -> bool:
 
 
 def whole(sequence_id: str, tokens: list[int], draft: list[int], params: SamplingParams) -> VerifyItem:
-    """An item that counts on nothing."""
-    return VerifyItem(sequence_id, 0, tokens, draft, params)
+    """An item that counts on nothing; its tokens are the prompt."""
+    return VerifyItem(sequence_id, 0, tokens, draft, params, len(tokens))

@@ -19,9 +19,13 @@ PARAMS = [
     SamplingParams(temperature=0.0),
     SamplingParams(temperature=0.8, seed=1),
     SamplingParams(temperature=1.2, top_k=6, top_p=0.9, seed=2),
+    SamplingParams(temperature=0.9, seed=3, repetition_penalty=1.4, frequency_penalty=0.5, presence_penalty=0.3),
+    SamplingParams(temperature=0.0, frequency_penalty=0.8, bad_words=((3, 4), (7,)), min_tokens=9, end_token_ids=(1,)),
 ]
 PROMPTS = [[(7 * s + n * n) % VOCAB_SIZE for n in range(length)] for s, length in enumerate((1, 60, 63, 110))]
-EXPECTED = {(p, i): plain_tokens(PROMPTS[p], PARAMS[i], NUM_TOKENS) for p in range(4) for i in range(3)}
+EXPECTED = {
+    (p, i): plain_tokens(PROMPTS[p], PARAMS[i], NUM_TOKENS) for p in range(len(PROMPTS)) for i in range(len(PARAMS))
+}
 
 
 @dataclass
@@ -51,7 +55,7 @@ class Interleavings(RuleBasedStateMachine):
         self.runner = PrefixRunner(num_blocks=num_blocks, max_model_len=MAX_MODEL_LEN, max_tokens=max_tokens)
         self.clock = FakeClock()
         self.scheduler = make_scheduler(self.runner, self.clock, idle_timeout_s=20.0)
-        self.readers = [Reader(n % 4, n % 3) for n in range(5)]
+        self.readers = [Reader(n % 4, n % 5) for n in range(5)]
 
     def draft(self, reader: Reader, kind: str, length: int) -> list[int]:
         rest = reader.expected[len(reader.tokens) :]
@@ -83,6 +87,7 @@ class Interleavings(RuleBasedStateMachine):
             reader.committed[counted:],
             self.draft(reader, kind, length),
             PARAMS[reader.params] if counted == 0 else None,
+            len(PROMPTS[reader.prompt]) if counted == 0 else 0,
         )
         reader.call = Call([item])
         self.scheduler.add(reader.call)
@@ -105,7 +110,7 @@ class Interleavings(RuleBasedStateMachine):
         reader = self.readers[who]
         if reader.call is None:
             self.scheduler.release([f"r{who}"])
-            self.readers[who] = Reader((reader.prompt + 1) % 4, (reader.params + 1) % 3)
+            self.readers[who] = Reader((reader.prompt + 1) % 4, (reader.params + 1) % 5)
 
     @rule()
     def crash(self) -> None:
