@@ -66,7 +66,9 @@ def _completions(bad_words: Sequence[tuple[int, ...]], context: RowContext) -> s
     tail = context.generated_tail(max(len(word) for word in bad_words) - 1)
     completed = set()
     for *others, last in bad_words:
-        if len(others) <= len(tail) and tail[len(tail) - len(others) :] == tuple(others):
+        if others and (len(others) > len(tail) or others[-1] != tail[-1]):
+            continue
+        if tail[len(tail) - len(others) :] == tuple(others):
             completed.add(last)
     return completed
 
