@@ -44,6 +44,8 @@ class SamplingParams:
             model's end tokens, unless ignored, and the request's ``stop_token_ids``.
         bad_words: sequences of token ids of which the last is not chosen after the others. Only generated tokens
             count as the others.
+        grammar: only texts of this grammar, in words the workers' mask factory understands (see
+            `specdec.sampling.mask`); None allows everything.
         logprobs: tell the log-probability of every emitted token and of this many most likely alternatives; None
             tells nothing. It changes no token.
 
@@ -63,6 +65,7 @@ class SamplingParams:
     min_tokens: int = 0
     end_token_ids: tuple[int, ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
+    grammar: str | None = None
     logprobs: int | None = None
 
     def __post_init__(self) -> None:
@@ -107,6 +110,7 @@ class SamplingParams:
             or self.logit_bias
             or self.min_tokens
             or self.bad_words
+            or self.grammar is not None
         )
 
     @property

@@ -89,10 +89,10 @@ class Tokenizer:
         text = str(self._hf.decode([token_id], skip_special_tokens=False, clean_up_tokenization_spaces=False))
         symbol = str(self._hf.convert_ids_to_tokens(token_id))
         if "\ufffd" in text:
-            if all(char in _BYTE_OF_SYMBOL for char in symbol):
-                return bytes(_BYTE_OF_SYMBOL[char] for char in symbol)
             if match := re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", symbol):
                 return bytes.fromhex(match[1])
+            if all(char in _BYTE_OF_SYMBOL for char in symbol):
+                return bytes(_BYTE_OF_SYMBOL[char] for char in symbol)
         # Decoding a single SentencePiece token drops its space, as if a text began with it.
         return (f" {text}" if symbol.startswith("\u2581") and not text.startswith(" ") else text).encode()
 

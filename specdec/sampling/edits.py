@@ -4,8 +4,8 @@ In this order, which is vLLM's (its masks come before its bias, but a masked tok
 to it, so the two commute; its penalties come last, so a repetition penalty scales a biased logit):
 
 1. ``logit_bias`` is added, as OpenAI defines it.
-2. Masks: end tokens before ``min_tokens``; the last token of a bad word after the others. A mask that would leave
-   no token at all is left out.
+2. Masks: what the grammar does not allow; end tokens before ``min_tokens``; the last token of a bad word after the
+   others. A mask that would leave no token at all is left out.
 3. ``repetition_penalty`` over prompt and generated tokens, as Hugging Face and vLLM have it from CTRL (Keskar et
    al., arXiv 1909.05858): a positive logit is divided by it, a negative one multiplied.
 4. ``frequency_penalty`` times the count, then ``presence_penalty``, over generated tokens only, as OpenAI defines
@@ -41,6 +41,8 @@ def edit_logits(logits: Tensor, params: SamplingParams, context: RowContext) -> 
         scores[_ids([token for token, _ in params.logit_bias], scores)] += _values(
             [bias for _, bias in params.logit_bias], scores
         )
+    if (allowed := context.allowed()) is not None:
+        scores = _only(scores, allowed)
     if params.end_token_ids and context.num_generated < params.min_tokens:
         scores = _without(scores, params.end_token_ids)
     if params.bad_words:
@@ -71,6 +73,14 @@ def _completions(bad_words: Sequence[tuple[int, ...]], context: RowContext) -> s
         if tail[len(tail) - len(others) :] == tuple(others):
             completed.add(last)
     return completed
+
+
+def _only(scores: Tensor, allowed: Collection[int]) -> Tensor:
+    """The scores with all other tokens made impossible, unless nothing would be left."""
+    ids = _ids(allowed, scores)
+    masked = torch.full_like(scores, float("-inf"))
+    masked[ids] = scores[ids]
+    return masked if bool(masked.max() > float("-inf")) else scores
 
 
 def _without(scores: Tensor, forbidden: Collection[int]) -> Tensor:

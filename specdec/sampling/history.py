@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
+
+from specdec.sampling.mask import TokenMask
 
 
 class TokenHistory:
@@ -12,15 +14,18 @@ class TokenHistory:
     Counts are made when first asked for and brought up to date from then on, so that who needs none pays nothing.
 
     Attributes:
+        mask: of the sequence's grammar.
         num_prompt_tokens: the first tokens, which were not generated.
         tokens: change them by `extend` and `crop` only.
     """
 
-    def __init__(self, num_prompt_tokens: int = 0) -> None:
+    def __init__(self, num_prompt_tokens: int = 0, mask: TokenMask | None = None) -> None:
+        self.mask = mask
         self.num_prompt_tokens = num_prompt_tokens
         self.tokens: list[int] = []
         self._all = _Counts(0)
         self._generated = _Counts(num_prompt_tokens)
+        self._mask_states: list[Hashable] = []
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append tokens."""
@@ -31,6 +36,8 @@ class TokenHistory:
         self._all.crop(self.tokens, length)
         self._generated.crop(self.tokens, length)
         del self.tokens[length:]
+        # One state before the first generated token, and one after each.
+        del self._mask_states[max(0, length - self.num_prompt_tokens) + 1 :]
 
     def all_counts(self) -> dict[int, int]:
         """How often each token occurs, the prompt included. Not to be changed."""
@@ -39,6 +46,15 @@ class TokenHistory:
     def generated_counts(self) -> dict[int, int]:
         """How often each token was generated. Not to be changed."""
         return self._generated.up_to_date(self.tokens)
+
+    def mask_state(self, mask: TokenMask) -> Hashable:
+        """The state of the sequence's mask after all tokens."""
+        states = self._mask_states
+        if not states:
+            states.append(mask.start())
+        for token in self.tokens[self.num_prompt_tokens + len(states) - 1 :]:
+            states.append(mask.advance(states[-1], token))
+        return states[-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +86,16 @@ class RowContext:
     def seen(self) -> set[int]:
         """All tokens before the position, the prompt included."""
         return {*self.history.all_counts(), *self.ahead}
+
+    def allowed(self) -> Collection[int] | None:
+        """The tokens the sequence's grammar allows; None where it has none."""
+        mask = self.history.mask
+        if mask is None:
+            return None
+        state = self.history.mask_state(mask)
+        for token in self.ahead:
+            state = mask.advance(state, token)
+        return mask.allowed(state)
 
     def generated_tail(self, length: int) -> tuple[int, ...]:
         """The last ``length`` generated tokens before the position, or all if they are fewer."""

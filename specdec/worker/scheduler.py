@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from specdec.errors import InvalidRequestError
 from specdec.sampling.history import TokenHistory
-from specdec.types import ProposeItem, TokenLogprobs, VerifyItem
+from specdec.sampling.mask import MaskFactory
+from specdec.types import ProposeItem, SamplingParams, TokenLogprobs, VerifyItem
 from specdec.worker.calls import AnyJob, Call, Item, PendingItem
 from specdec.worker.jobs import JobRows, ProposeJob, VerifyJob
 from specdec.worker.sequences import CachedSequence, SequenceTable
@@ -19,8 +21,21 @@ class Scheduler:
     takes it out of the round and sends it whole. An item sent whole waits for room.
     """
 
-    def __init__(self, table: SequenceTable, *, vocab_size: int, max_model_len: int, max_tokens: int) -> None:
+    def __init__(
+        self,
+        table: SequenceTable,
+        *,
+        vocab_size: int,
+        max_model_len: int,
+        max_tokens: int,
+        make_mask: MaskFactory | None = None,
+    ) -> None:
+        """
+        Args:
+            make_mask: None refuses sequences with a grammar.
+        """
         self.table = table
+        self._make_mask = make_mask
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self._max_tokens = max_tokens
@@ -118,10 +133,10 @@ class Scheduler:
             if item.sampling is None:
                 pending.ask_from(0)
                 return True
-            sequence = self.table.open(item.sequence_id, item.sampling, item.num_prompt_tokens)
+            sequence = self.table.open(item.sequence_id, item.sampling, self._history(item, item.sampling))
         elif item.sampling is not None:
             # A release may have been lost, and the id be another request's by now.
-            sequence.sampling, sequence.history = item.sampling, TokenHistory(item.num_prompt_tokens)
+            sequence.sampling, sequence.history = item.sampling, self._history(item, item.sampling)
         job = self._make_job(item, sequence)
         if not self.table.reserve(sequence, job.max_length):
             self.table.close(item.sequence_id)
@@ -133,6 +148,11 @@ class Scheduler:
         self.table.begin(sequence)
         self._running.append(pending)
         return True
+
+    def _history(self, item: Item, sampling: SamplingParams) -> TokenHistory:
+        if self._make_mask is None or sampling.grammar is None:
+            return TokenHistory(item.num_prompt_tokens)
+        return TokenHistory(item.num_prompt_tokens, self._make_mask(sampling.grammar))
 
     def _make_job(self, item: Item, sequence: CachedSequence) -> AnyJob:
         room = self._max_model_len - item.base_length - len(item.tokens)
@@ -152,6 +172,8 @@ class Scheduler:
             return f"base_length is {item.base_length}; it counts tokens"
         if item.num_prompt_tokens < 0:
             return f"num_prompt_tokens is {item.num_prompt_tokens}; it counts tokens"
+        if item.sampling is not None and (fault := self._grammar_fault(item.sampling)) is not None:
+            return fault
         named = () if item.sampling is None else item.sampling.named_token_ids
         wrong = [token for token in (*item.tokens, *named) if not 0 <= token < self._vocab_size]
         if wrong:
@@ -161,6 +183,17 @@ class Scheduler:
             return f"{length} tokens are more than this worker's max_model_len of {self._max_model_len}"
         if isinstance(item, VerifyItem) and len(item.draft) >= self._max_tokens:
             return f"a draft of {len(item.draft)} tokens does not fit into one step of {self._max_tokens}"
+        return None
+
+    def _grammar_fault(self, sampling: SamplingParams) -> str | None:
+        if sampling.grammar is None:
+            return None
+        if self._make_mask is None:
+            return "this worker has no grammars"
+        try:
+            self._make_mask(sampling.grammar)
+        except InvalidRequestError as error:
+            return f"the grammar is wrong: {error}"
         return None
 
 

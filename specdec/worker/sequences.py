@@ -64,9 +64,8 @@ class SequenceTable:
         """The sequence, if the worker knows it."""
         return self._sequences.get(sequence_id)
 
-    def open(self, sequence_id: str, sampling: SamplingParams, num_prompt_tokens: int) -> CachedSequence:
+    def open(self, sequence_id: str, sampling: SamplingParams, history: TokenHistory) -> CachedSequence:
         """Begin a sequence with no KV."""
-        history = TokenHistory(num_prompt_tokens)
         sequence = CachedSequence(sequence_id, sampling, self._num_opened, self._clock(), history)
         self._num_opened += 1
         self._sequences[sequence_id] = sequence

@@ -21,6 +21,7 @@ from specdec.errors import WorkerUnavailableError
 from specdec.runner.model import ModelRunner
 from specdec.sampling.choose import choose_tokens
 from specdec.sampling.logprobs import logprobs_of
+from specdec.sampling.mask import MaskFactory
 from specdec.types import ProposeItem, ProposeResult, SamplingParams, VerifyItem, VerifyResult, WorkerInfo
 from specdec.worker.calls import Call, Result
 from specdec.worker.scheduler import Scheduler
@@ -60,7 +61,13 @@ class ModelWorker:
 
     role = "model"
 
-    def __init__(self, runner: ModelRunner, idle_sequence_timeout_s: float) -> None:
+    def __init__(
+        self, runner: ModelRunner, idle_sequence_timeout_s: float, make_mask: MaskFactory | None = None
+    ) -> None:
+        """
+        Args:
+            make_mask: for sequences with a grammar; None refuses them.
+        """
         self._runner = runner
         table = SequenceTable(runner.num_blocks, idle_sequence_timeout_s)
         self._scheduler = Scheduler(
@@ -68,6 +75,7 @@ class ModelWorker:
             vocab_size=runner.vocab_size,
             max_model_len=runner.max_model_len,
             max_tokens=runner.max_tokens,
+            make_mask=make_mask,
         )
         self._inbox: queue.SimpleQueue[Call | list[str] | None] = queue.SimpleQueue()
         self._load = _Load()

@@ -16,6 +16,7 @@ from torch import Tensor
 from specdec.cache.blocks import BLOCK_SIZE
 from specdec.runner.batch import SequenceRows
 from specdec.sampling.choose import choose_tokens
+from specdec.sampling.mask import MaskFactory
 from specdec.types import SamplingParams, VerifyItem
 from specdec.worker.scheduler import Scheduler
 from specdec.worker.sequences import SequenceTable
@@ -101,13 +102,19 @@ class FakeClock:
         return self.now
 
 
-def make_scheduler(runner: PrefixRunner, clock: FakeClock | None = None, idle_timeout_s: float = 60.0) -> Scheduler:
+def make_scheduler(
+    runner: PrefixRunner,
+    clock: FakeClock | None = None,
+    idle_timeout_s: float = 60.0,
+    make_mask: MaskFactory | None = None,
+) -> Scheduler:
     """A scheduler for this runner, to be stepped by hand."""
     return Scheduler(
         SequenceTable(runner.num_blocks, idle_timeout_s, clock or FakeClock()),
         vocab_size=runner.vocab_size,
         max_model_len=runner.max_model_len,
         max_tokens=runner.max_tokens,
+        make_mask=make_mask,
     )
 
 
