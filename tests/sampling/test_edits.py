@@ -136,6 +136,18 @@ def test_a_mask_that_would_leave_nothing_is_left_out() -> None:
     assert edit_logits(torch.tensor([1.0, 2.0, 0.0]), params, context_of([], [], [])).tolist() == [1.0, NEG_INF, 0.0]
 
 
+@given(PARAMS, TOKENS, TOKENS)
+def test_an_impossible_token_stays_impossible(params: SamplingParams, prompt: list[int], generated: list[int]) -> None:
+    logits = torch.tensor([NEG_INF, 3.0, NEG_INF, -1.0, 0.0, 1e38, -1e38], dtype=torch.float32)
+    context = context_of(prompt, generated, [])
+    edited = edit_logits(logits, params, context)
+    assert not edited.isnan().any()
+    assert edited[0] == edited[2] == NEG_INF
+    assert edited.max() < float("inf")
+    row = RowToChoose(params, len(prompt) + len(generated), context)
+    assert choose_tokens(logits[None], [row])[0] not in (0, 2)
+
+
 @given(st.lists(st.one_of(TOKENS, st.integers(0, 12)), max_size=12), st.integers(0, 6))
 def test_counts_follow_a_history_that_grows_and_is_cropped(steps: list[list[int] | int], num_prompt: int) -> None:
     history, tokens = TokenHistory(num_prompt), []

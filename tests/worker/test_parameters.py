@@ -195,6 +195,18 @@ def test_a_cut_back_sequence_forgets_what_it_counted() -> None:
             del pair.tokens[-1:]
 
 
+def test_nothing_is_counted_where_nothing_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def counted(*_: object) -> None:
+        raise AssertionError("something was counted")
+
+    monkeypatch.setattr(TokenHistory, "all_counts", counted)
+    monkeypatch.setattr(TokenHistory, "generated_counts", counted)
+    monkeypatch.setattr(jobs, "RowContext", counted)
+    for params in (SamplingParams(0.0), SamplingParams(0.9, top_k=5, min_p=0.1, seed=2, logprobs=2)):
+        pair = Pair(params, PROMPT, draft_salt=1)
+        assert decode(pair, by_worker, 4) == plain_tokens(PROMPT, params, NUM_TOKENS)
+
+
 def test_parameters_with_a_token_that_does_not_exist_are_refused() -> None:
     for params in (
         SamplingParams(logit_bias=((VOCAB_SIZE, 1.0),)),
