@@ -143,7 +143,7 @@ class VerifyItem:
         base_length: committed tokens whose KV the caller counts on.
         tokens: the committed tokens from position ``base_length`` on; at least one.
         draft: guessed tokens after them; empty decodes one token plainly.
-        sampling: needed on first contact (``base_length`` 0).
+        sampling: needed on first contact (``base_length`` 0), and not looked at later.
         num_prompt_tokens: of the sequence's tokens the first ones, which were not generated; goes with ``sampling``.
     """
 

@@ -134,7 +134,7 @@ class Scheduler:
                 pending.ask_from(0)
                 return True
             sequence = self.table.open(item.sequence_id, item.sampling, self._history(item, item.sampling))
-        elif item.sampling is not None:
+        elif item.sampling is not None and item.base_length == 0:
             # A release may have been lost, and the id be another request's by now.
             sequence.sampling, sequence.history = item.sampling, self._history(item, item.sampling)
         job = self._make_job(item, sequence)

@@ -195,6 +195,25 @@ def test_a_cut_back_sequence_forgets_what_it_counted() -> None:
             del pair.tokens[-1:]
 
 
+def test_parameters_sent_again_later_change_nothing() -> None:
+    params = params_of("everything", 0.9)
+    pair = Pair(params, PROMPT)
+    while len(pair.generated) < NUM_TOKENS:
+        base = pair.bases[0]
+        result = pair.answer(0, VerifyItem("s", base, pair.tokens[base:], [], params, len(PROMPT)))
+        assert isinstance(result, VerifyResult)
+        pair.bases[0] = len(pair.tokens)
+        pair.tokens += result.output
+    assert pair.generated == plain_tokens(PROMPT, params, NUM_TOKENS)
+
+
+def test_an_id_used_again_by_another_request_starts_anew() -> None:
+    pair, other = Pair(params_of("everything", 0.9), PROMPT), Pair(params_of("frequency_penalty", 0.0), PROMPTS[3])
+    decode(pair, garbage, 4)
+    other.schedulers, other.runners = pair.schedulers, pair.runners
+    assert decode(other, garbage, 4) == plain_tokens(PROMPTS[3], other.params, NUM_TOKENS)
+
+
 def test_nothing_is_counted_where_nothing_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def counted(*_: object) -> None:
         raise AssertionError("something was counted")
