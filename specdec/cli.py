@@ -58,6 +58,8 @@ def _generate(options: argparse.Namespace, status: Console) -> int:
             temperature=options.temperature,
             top_k=options.top_k,
             top_p=options.top_p,
+            min_p=options.min_p,
+            repetition_penalty=options.repetition_penalty,
             seed=options.seed,
             stop=options.stop,
             num_draft_tokens=options.num_draft_tokens,
@@ -151,6 +153,8 @@ def _parser() -> argparse.ArgumentParser:
     generate.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
     generate.add_argument("--top-k", type=int, default=0, help="0 keeps all (default)")
     generate.add_argument("--top-p", type=float, default=1.0)
+    generate.add_argument("--min-p", type=float, default=0.0, help="0 keeps all (default)")
+    generate.add_argument("--repetition-penalty", type=float, default=1.0, help="1 is none (default)")
     generate.add_argument("--seed", type=int, help="default: a random one, printed at the end")
     generate.add_argument("--stop", action="append", default=[], help="end before this string; may be repeated")
     generate.add_argument("--num-draft-tokens", type=int, help="draft tokens per step (default: as configured)")

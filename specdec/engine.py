@@ -14,9 +14,9 @@ import queue
 import secrets
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, TypedDict, Unpack
 
 from specdec.config import EngineConfig
 from specdec.errors import WorkerUnavailableError
@@ -31,6 +31,7 @@ from specdec.types import (
     SamplingParams,
     SpeculativeParams,
     SpeculativeStats,
+    TokenLogprobs,
     TokenOrigin,
 )
 from specdec.worker.build import build_draft_worker, build_target_worker
@@ -46,6 +47,7 @@ class Completion:
         origins: where each came from.
         seed: with the same parameters, it gives the same text again.
         num_cached_tokens: prompt tokens whose KV was in the target worker's cache.
+        logprobs: one per token where they were asked for.
     """
 
     text: str
@@ -54,7 +56,22 @@ class Completion:
     finish_reason: FinishReason
     stats: SpeculativeStats
     seed: int
-    num_cached_tokens: int
+    num_cached_tokens: int = 0
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+class SamplingOptions(TypedDict, total=False):
+    """Sampling parameters by their names in `SamplingParams`, which describes them."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    min_tokens: int
+    logprobs: int | None
 
 
 class Engine:
@@ -102,6 +119,7 @@ class Engine:
             stats=last.stats,
             seed=request.sampling.seed,
             num_cached_tokens=sum(chunk.num_cached_tokens for chunk in chunks),
+            logprobs=tuple(entry for chunk in chunks for entry in chunk.logprobs),
         )
 
     def stream(self, prompt: str | Sequence[int], **options: Any) -> Iterator[GenerationChunk]:
@@ -116,15 +134,16 @@ class Engine:
         *,
         chat: bool = False,
         max_tokens: int = 128,
-        temperature: float = 1.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
         seed: int | None = None,
         stop: Sequence[str] = (),
+        stop_token_ids: Sequence[int] = (),
         ignore_eos: bool = False,
+        logit_bias: Mapping[int, float] | None = None,
+        bad_words: Sequence[str] = (),
         num_draft_tokens: int | None = None,
         speculative: bool = True,
         cache_salt: str | None = None,
+        **sampling: Unpack[SamplingOptions],
     ) -> GenerationRequest:
         """A request as this engine takes it.
 
@@ -134,6 +153,9 @@ class Engine:
             max_tokens: tokens to generate at most.
             seed: default: a random one.
             cache_salt: share cached KV only with requests of the same salt.
+            logit_bias: biases by token id.
+            bad_words: texts that are not to be generated.
+            sampling: see `SamplingParams`.
 
         Raises:
             InvalidRequestError: an argument is out of range.
@@ -148,9 +170,15 @@ class Engine:
             request_id=uuid.uuid4().hex,
             prompt_token_ids=tuple(token_ids),
             max_tokens=max_tokens,
-            sampling=SamplingParams(temperature, top_k, top_p, secrets.randbits(63) if seed is None else seed),
+            sampling=SamplingParams(
+                seed=secrets.randbits(63) if seed is None else seed,
+                logit_bias=tuple((logit_bias or {}).items()),
+                bad_words=self.tokenizer.encode_bad_words(bad_words),
+                **sampling,
+            ),
             speculative=SpeculativeParams(speculative, num_draft_tokens),
             stop=tuple(stop),
+            stop_token_ids=tuple(stop_token_ids),
             ignore_eos=ignore_eos,
             cache_salt=cache_salt,
         )

@@ -7,68 +7,12 @@ no model and no transport. Token ids are ints; lengths and positions count token
 from __future__ import annotations
 
 import enum
-import math
 from dataclasses import dataclass, field
 
 from specdec.errors import InvalidRequestError
-
-MAX_SEED = 2**63 - 1
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """How the target's own token is chosen at every position.
-
-    The token at position ``i`` is ``argmax_v [log p_i(v) + G(seed, i, v)]`` where ``p_i`` is the
-    model's distribution after temperature, top-k and top-p, and ``G`` is Gumbel noise, a pure
-    function of its arguments. With temperature 0 it is the argmax of the logits.
-
-    Attributes:
-        temperature: >= 0; 0 is greedy.
-        top_k: keep the k most likely tokens; 0 keeps all. Ties with the k-th are kept.
-        top_p: keep the smallest set of most likely tokens whose mass reaches this; in (0, 1].
-        seed: in [0, 2**63 - 1]; the whole randomness of the request.
-
-    Raises:
-        InvalidRequestError: a value is out of range; ``param`` names it.
-    """
-
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.temperature) and self.temperature >= 0.0):
-            raise InvalidRequestError(
-                f"temperature must be a finite number >= 0, not {self.temperature}", param="temperature"
-            )
-        if self.top_k < 0:
-            raise InvalidRequestError(f"top_k must be >= 0 (0 keeps all), not {self.top_k}", param="top_k")
-        if not 0.0 < self.top_p <= 1.0:
-            raise InvalidRequestError(f"top_p must be in (0, 1], not {self.top_p}", param="top_p")
-        if not 0 <= self.seed <= MAX_SEED:
-            raise InvalidRequestError(f"seed must be in [0, 2**63 - 1], not {self.seed}", param="seed")
-
-
-@dataclass(frozen=True, slots=True)
-class SpeculativeParams:
-    """What one request asks of speculation. It can change the speed of an answer, never its text.
-
-    Attributes:
-        enabled: False decodes this request with the target alone.
-        num_draft_tokens: draft tokens per step; None leaves it to the server.
-    """
-
-    enabled: bool = True
-    num_draft_tokens: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.num_draft_tokens is not None and self.num_draft_tokens < 0:
-            raise InvalidRequestError(
-                f"num_draft_tokens must be >= 0, not {self.num_draft_tokens}",
-                param="speculative.num_draft_tokens",
-            )
+from specdec.params import MAX_SEED as MAX_SEED
+from specdec.params import SamplingParams as SamplingParams
+from specdec.params import SpeculativeParams as SpeculativeParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +22,7 @@ class GenerationRequest:
     Attributes:
         request_id: unique among the requests in flight; also the sequence id on the workers.
         prompt_token_ids: at least one token.
-        max_tokens: tokens to generate at most; >= 1.
+        max_tokens: tokens to generate at most; >= 1, and >= ``sampling.min_tokens``.
         stop: strings that end the text; the text is cut before the first of them to appear.
         stop_token_ids: token ids that end the generation, beside the model's own end tokens.
         ignore_eos: go on past the model's end tokens (benchmarks).
@@ -107,6 +51,10 @@ class GenerationRequest:
             raise InvalidRequestError("a stop string is empty; remove it", param="stop")
         if self.cache_salt == "":
             raise InvalidRequestError("cache_salt is empty; remove it, or give a secret text", param="cache_salt")
+        if self.sampling.min_tokens > self.max_tokens:
+            raise InvalidRequestError(
+                f"min_tokens is {self.sampling.min_tokens}, more than max_tokens {self.max_tokens}", param="min_tokens"
+            )
 
 
 class TokenOrigin(enum.StrEnum):
@@ -146,6 +94,22 @@ class SpeculativeStats:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """How likely the target held an emitted token and its alternatives.
+
+    Natural logarithms of the probabilities of the model itself: softmax of its logits before bias, masks,
+    penalties, temperature and everything after.
+
+    Attributes:
+        logprob: of the emitted token.
+        top: (token id, logprob) of the most likely tokens, descending; of equals the lowest id first.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationChunk:
     """What one verify step added to a generation.
 
@@ -159,6 +123,7 @@ class GenerationChunk:
         stats: the generation's counters so far (a copy).
         num_cached_tokens: prompt tokens that were not computed, since the target worker had their KV from another
             request; said once, by the first chunk.
+        logprobs: one per token where the request has ``logprobs``, else empty.
     """
 
     text: str
@@ -168,6 +133,7 @@ class GenerationChunk:
     stop_reason: str | int | None = None
     stats: SpeculativeStats = field(default_factory=SpeculativeStats)
     num_cached_tokens: int = 0
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 # --- the worker wire format -------------------------------------------------------------------------
@@ -185,8 +151,9 @@ class VerifyItem:
         base_length: committed tokens whose KV the caller counts on.
         tokens: the committed tokens from position ``base_length`` on; at least one.
         draft: guessed tokens after them; empty decodes one token plainly.
-        sampling: needed on first contact (``base_length`` 0).
+        sampling: needed on first contact (``base_length`` 0), and not looked at later.
         cache_salt: on first contact; see `GenerationRequest`.
+        num_prompt_tokens: of the sequence's tokens the first ones, which were not generated; goes with ``sampling``.
     """
 
     sequence_id: str
@@ -194,6 +161,7 @@ class VerifyItem:
     tokens: list[int]
     draft: list[int]
     sampling: SamplingParams | None = None
+    num_prompt_tokens: int = 0
     cache_salt: str | None = None
 
 
@@ -207,6 +175,7 @@ class VerifyResult:
         need_from: the worker holds only this many tokens: send again from there.
         error: the worker refuses this item; repeating it cannot help.
         num_cached_tokens: of an item sent whole, the tokens whose KV was found in the worker's cache.
+        logprobs: one per token of ``output`` where ``sampling`` asks for them, else empty.
     """
 
     sequence_id: str
@@ -215,6 +184,7 @@ class VerifyResult:
     need_from: int | None = None
     error: str | None = None
     num_cached_tokens: int = 0
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -222,7 +192,7 @@ class ProposeItem:
     """Guess the next tokens of one sequence on a draft worker.
 
     Attributes:
-        base_length, tokens, sampling, cache_salt: as in `VerifyItem`.
+        base_length, tokens, sampling, cache_salt, num_prompt_tokens: as in `VerifyItem`.
         num_draft_tokens: how many tokens to guess; 0 only brings the worker's KV up to date.
     """
 
@@ -231,6 +201,7 @@ class ProposeItem:
     tokens: list[int]
     num_draft_tokens: int
     sampling: SamplingParams | None = None
+    num_prompt_tokens: int = 0
     cache_salt: str | None = None
 
 

@@ -40,14 +40,43 @@ def gumbel(seed: int, position: int, token: int) -> float:
     return -math.log(-math.log(uniform(seed, position, token)))
 
 
+def edited(
+    logits: Sequence[float], params: SamplingParams, before: Sequence[int] = (), num_prompt: int = 0
+) -> list[float]:
+    """Logits after bias, masks and penalties, at the position after ``before``."""
+    scores = [float(logit) for logit in logits]
+    generated = list(before[num_prompt:])
+    for token, bias in params.logit_bias:
+        scores[token] += bias
+    if len(before) - num_prompt < params.min_tokens:
+        scores = _unless_nothing_is_left(scores, set(params.end_token_ids))
+    completed = {word[-1] for word in params.bad_words if f",{_listed(generated)}".endswith(f",{_listed(word[:-1])}")}
+    scores = _unless_nothing_is_left(scores, completed)
+    for token in set(before):
+        worse = scores[token] * params.repetition_penalty
+        scores[token] = worse if scores[token] < 0 else scores[token] / params.repetition_penalty
+    for token in set(generated):
+        scores[token] -= params.frequency_penalty * generated.count(token) + params.presence_penalty
+    return scores
+
+
+def _listed(tokens: Sequence[int]) -> str:
+    return "".join(f"{token}," for token in tokens)
+
+
+def _unless_nothing_is_left(scores: list[float], forbidden: set[int]) -> list[float]:
+    masked = [-math.inf if token in forbidden else score for token, score in enumerate(scores)]
+    return masked if max(masked) > -math.inf else scores
+
+
 def candidates(logits: Sequence[float], params: SamplingParams) -> list[int]:
-    """Ids that survive temperature, top-k and top-p, ascending."""
+    """Ids that survive temperature, min-p, top-k and top-p, ascending."""
     scores = [logit / params.temperature for logit in logits]
-    kept = list(range(len(scores)))
+    top = max(scores)
+    kept = [v for v, score in enumerate(scores) if math.exp(score - top) >= params.min_p]
     if params.top_k:
         kept = [v for v in kept if sum(other > scores[v] for other in scores) < params.top_k]
     if params.top_p < 1.0:
-        top = max(scores)
         mass = {v: math.exp(scores[v] - top) for v in kept}
         total = math.fsum(mass.values())
         # A token is in the nucleus while those strictly more likely do not reach top_p by themselves.
@@ -55,8 +84,18 @@ def candidates(logits: Sequence[float], params: SamplingParams) -> list[int]:
     return kept
 
 
-def choose(logits: Sequence[float], params: SamplingParams, position: int) -> int:
-    """The token the contract names for this position; of equals the lowest."""
+def choose(
+    logits: Sequence[float],
+    params: SamplingParams,
+    position: int,
+    before: Sequence[int] = (),
+    num_prompt: int = 0,
+) -> int:
+    """The token the contract names for this position; of equals the lowest.
+
+    ``before`` are the tokens before the position, of which the first ``num_prompt`` are the prompt.
+    """
+    logits = edited(logits, params, before, num_prompt)
     if params.temperature == 0.0:
         return max(range(len(logits)), key=lambda v: (logits[v], -v))
     scores = {v: logits[v] / params.temperature + gumbel(params.seed, position, v) for v in candidates(logits, params)}

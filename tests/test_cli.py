@@ -189,8 +189,8 @@ def test_text_that_was_held_back_is_shown_whole(
 def test_options_reach_the_request(telling: type[TellingEngine], capsys: pytest.CaptureFixture[str]) -> None:
     telling.story = (chunk("x", last=True),)
     arguments = (
-        "generate hi --raw --max-tokens 9 --temperature 0.5 --top-k 3 --top-p 0.9 --seed 4 --stop A --stop B "
-        "--num-draft-tokens 2 --plain"
+        "generate hi --raw --max-tokens 9 --temperature 0.5 --top-k 3 --top-p 0.9 --min-p 0.1 "
+        "--repetition-penalty 1.2 --seed 4 --stop A --stop B --num-draft-tokens 2 --plain"
     )
     assert main(arguments.split()) == 0
     assert telling.request_options == {
@@ -200,6 +200,8 @@ def test_options_reach_the_request(telling: type[TellingEngine], capsys: pytest.
         "temperature": 0.5,
         "top_k": 3,
         "top_p": 0.9,
+        "min_p": 0.1,
+        "repetition_penalty": 1.2,
         "seed": 4,
         "stop": ["A", "B"],
         "num_draft_tokens": 2,

@@ -16,7 +16,7 @@ from specdec.config import (
     ModelSettings,
     WorkerSettings,
 )
-from specdec.errors import ContextLengthError, InvalidRequestError
+from specdec.errors import ContextLengthError, InvalidRequestError, WorkerError
 from specdec.runner.load import load_reference
 from specdec.types import FinishReason, SpeculativeStats, TokenOrigin
 from tests.models import EOS_TOKEN_ID, TOKENIZER_VOCAB_SIZE, make_tiny_llama
@@ -224,6 +224,14 @@ def test_text_tokens_and_chat_prompts(engine: Engine) -> None:
         ("a", {"top_p": 0.0}, "top_p"),
         ("a", {"top_k": -1}, "top_k"),
         ("a", {"seed": -1}, "seed"),
+        ("a", {"min_p": 2.0}, "min_p"),
+        ("a", {"presence_penalty": 3.0}, "presence_penalty"),
+        ("a", {"frequency_penalty": -3.0}, "frequency_penalty"),
+        ("a", {"repetition_penalty": 0.0}, "repetition_penalty"),
+        ("a", {"logit_bias": {1: 101.0}}, "logit_bias"),
+        ("a", {"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
+        ("a", {"bad_words": [""]}, "bad_words"),
+        ("a", {"logprobs": 21}, "logprobs"),
         ("a", {"stop": [""]}, "stop"),
         ("a", {"num_draft_tokens": -1}, "speculative.num_draft_tokens"),
     ],
@@ -246,4 +254,6 @@ def test_what_does_not_fit_the_context_is_refused_with_the_limit(engine: Engine)
 def test_a_token_that_does_not_exist_is_refused_and_hurts_nobody(engine: Engine) -> None:
     with pytest.raises(InvalidRequestError, match="99999"):
         engine.generate([1, 99999], max_tokens=3)
+    with pytest.raises(WorkerError, match="99999"):
+        engine.generate("a", max_tokens=3, logit_bias={99999: 1.0})
     engine.generate("a", max_tokens=3)

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 
 # A module may import from its own rung and from the rungs before it.
 LADDER = (
-    {"types", "errors", "config"},
+    {"types", "params", "errors", "config"},
     {"sampling"},
     {"cache"},
     {"runner"},

@@ -11,6 +11,7 @@ from specdec.api.body import read_model
 from specdec.api.connection import run_while_connected
 from specdec.api.convert import chat_to_generation, check_model_name, completion_to_generation
 from specdec.api.errors import install_error_handlers, to_json
+from specdec.api.logprobs import LogprobsWriter
 from specdec.api.openapi import DescribedApp, describe_responses, request_body
 from specdec.api.reply import ChatReply, CompletionReply, Reply, streamed_reply, whole_reply
 from specdec.api.request_id import RequestScope
@@ -26,6 +27,7 @@ from specdec.api.schema import ChatCompletionRequest, CompletionRequest, Generat
 from specdec.api.sse import EventStreamResponse, event_stream
 from specdec.config import ApiSettings
 from specdec.orchestrator.base import GenerationEngine
+from specdec.types import GenerationRequest
 
 Endpoint = Callable[..., Awaitable[Response]]
 
@@ -79,16 +81,14 @@ class Endpoints:
         body = await read_model(request, CompletionRequest, self._settings.max_body_bytes)
         response_id = f"cmpl-{request.state.request_id}"
         generation = completion_to_generation(body, self._engine, self._settings, response_id)
-        reply = CompletionReply(response_id, self._engine.model_name, generation, body.return_token_ids is True)
-        return await self._answer(request, body, reply)
+        return await self._answer(request, body, CompletionReply(*self._reply_arguments(response_id, body, generation)))
 
     async def chat_completions(self, request: Request) -> Response:
         """Give the assistant's next turn of a conversation."""
         body = await read_model(request, ChatCompletionRequest, self._settings.max_body_bytes)
         response_id = f"chatcmpl-{request.state.request_id}"
         generation = chat_to_generation(body, self._engine, self._settings, response_id)
-        reply = ChatReply(response_id, self._engine.model_name, generation, body.return_token_ids is True)
-        return await self._answer(request, body, reply)
+        return await self._answer(request, body, ChatReply(*self._reply_arguments(response_id, body, generation)))
 
     async def models(self) -> Response:
         """List the served model."""
@@ -122,6 +122,13 @@ class Endpoints:
             objects = streamed_reply(chunks, reply, include_usage=body.include_usage)
             return EventStreamResponse(event_stream(objects, request.state.request_id))
         return _json(await run_while_connected(request.receive, whole_reply(chunks, reply)))
+
+    def _reply_arguments(
+        self, response_id: str, body: GenerationFields, generation: GenerationRequest
+    ) -> tuple[str, str, GenerationRequest, bool, LogprobsWriter | None]:
+        """What every `Reply` is made of."""
+        logprobs = None if generation.sampling.logprobs is None else LogprobsWriter(self._engine.tokenizer)
+        return response_id, self._engine.model_name, generation, body.return_token_ids is True, logprobs
 
     def _model_card(self) -> ModelCard:
         return {

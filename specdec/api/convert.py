@@ -9,10 +9,14 @@ from specdec.api.schema import ChatCompletionRequest, ChatMessage, CompletionReq
 from specdec.config import ApiSettings
 from specdec.errors import ContextLengthError, InvalidRequestError
 from specdec.orchestrator.base import GenerationEngine
+from specdec.params import MAX_LOGPROBS
 from specdec.runner.tokenizer import Message
 from specdec.types import GenerationRequest, SamplingParams, SpeculativeParams
 
 DEFAULT_COMPLETION_TOKENS = 16
+
+MAX_NUM_BIASES = 300
+MAX_NUM_BAD_WORDS = 300
 
 NUM_DRAWN_SEEDS = 1 << 53
 """A seed we draw stays below this, so that readers whose numbers are doubles (JavaScript, jq) can send it back."""
@@ -32,7 +36,7 @@ def completion_to_generation(
         ContextLengthError: prompt and ``max_tokens`` do not fit the context.
     """
     check_model_name(body.model, engine)
-    sampling, speculative = _check_fields(body, engine, settings)
+    sampling, speculative = _check_fields(body, engine, settings, body.logprobs)
     token_ids = _prompt_token_ids(body.prompt, engine)
     room = _room(len(token_ids), engine, body.max_tokens, "max_tokens", prompt_param="prompt")
     max_tokens = min(DEFAULT_COMPLETION_TOKENS, room) if body.max_tokens is None else body.max_tokens
@@ -44,7 +48,7 @@ def chat_to_generation(
 ) -> GenerationRequest:
     """What ``POST /v1/chat/completions`` asks of the engine; as `completion_to_generation`."""
     check_model_name(body.model, engine)
-    sampling, speculative = _check_fields(body, engine, settings)
+    sampling, speculative = _check_fields(body, engine, settings, _chat_logprobs(body))
     asked, param = _asked_chat_tokens(body)
     token_ids = engine.tokenizer.encode_chat([_message(message) for message in body.messages])
     room = _room(len(token_ids), engine, asked, param, prompt_param="messages")
@@ -63,18 +67,48 @@ def check_model_name(name: str, engine: GenerationEngine) -> None:
 
 
 def _check_fields(
-    body: GenerationFields, engine: GenerationEngine, settings: ApiSettings
+    body: GenerationFields, engine: GenerationEngine, settings: ApiSettings, logprobs: int | None
 ) -> tuple[SamplingParams, SpeculativeParams]:
     if len(body.stop or ()) > settings.max_num_stop:
         raise InvalidRequestError(f"stop: at most {settings.max_num_stop} strings", param="stop")
     _check_vocabulary(body.stop_token_ids or [], engine, param="stop_token_ids")
+    biases, bad_words = body.logit_bias or {}, body.bad_words or []
+    _check_number("logit_bias", len(biases), MAX_NUM_BIASES)
+    _check_vocabulary(list(biases), engine, param="logit_bias")
+    _check_number("bad_words", len(bad_words), MAX_NUM_BAD_WORDS)
     sampling = SamplingParams(
         temperature=1.0 if body.temperature is None else body.temperature,
         top_k=0 if body.top_k in (None, -1) else body.top_k,
         top_p=1.0 if body.top_p is None else body.top_p,
         seed=secrets.randbelow(NUM_DRAWN_SEEDS) if body.seed is None else body.seed,
+        min_p=body.min_p or 0.0,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
+        logit_bias=tuple(biases.items()),
+        min_tokens=body.min_tokens or 0,
+        bad_words=engine.tokenizer.encode_bad_words(bad_words),
+        logprobs=logprobs,
     )
     return sampling, _speculative(body, engine)
+
+
+def _check_number(param: str, number: int, limit: int) -> None:
+    if number > limit:
+        raise InvalidRequestError(f"{param}: at most {limit} entries, not {number}", param=param)
+
+
+def _chat_logprobs(body: ChatCompletionRequest) -> int | None:
+    """Alternatives to tell log-probabilities of; None for none at all."""
+    if body.top_logprobs is None or (body.top_logprobs == 0 and not body.logprobs):
+        return 0 if body.logprobs else None
+    if not 0 <= body.top_logprobs <= MAX_LOGPROBS:
+        raise InvalidRequestError(
+            f"top_logprobs must be in [0, {MAX_LOGPROBS}], not {body.top_logprobs}", param="top_logprobs"
+        )
+    if not body.logprobs:
+        raise InvalidRequestError("top_logprobs needs logprobs: true", param="top_logprobs")
+    return body.top_logprobs
 
 
 def _speculative(body: GenerationFields, engine: GenerationEngine) -> SpeculativeParams:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from specdec.api.connection import closing
+from specdec.api.logprobs import LogprobsWriter
 from specdec.api.responses import (
     ChatCompletion,
     ChatCompletionChunk,
+    ChatLogprobs,
     ChatMessageBody,
     Choice,
     Completion,
@@ -35,6 +37,7 @@ class Reply(ABC):
         model: the served model's name.
         request: what the engine was asked for.
         return_token_ids: whether choices carry their token ids.
+        logprobs: writes log-probabilities where the request has them.
         created: Unix time in seconds.
     """
 
@@ -42,13 +45,12 @@ class Reply(ABC):
     model: str
     request: GenerationRequest
     return_token_ids: bool = False
+    logprobs: LogprobsWriter | None = None
     created: int = field(default_factory=lambda: int(time.time()))
 
     @abstractmethod
-    def whole(self, text: str, last: GenerationChunk, token_ids: list[int], num_cached: int) -> ResponseObject:
-        """The whole answer, given the engine's last chunk, the tokens of all chunks, and how many of the prompt's
-        were cached.
-        """
+    def whole(self, joined: GenerationChunk) -> ResponseObject:
+        """The whole answer, given all chunks as one."""
 
     @abstractmethod
     def piece(self, chunk: GenerationChunk, *, first: bool) -> ResponseObject:
@@ -72,32 +74,32 @@ class Reply(ABC):
             "total_tokens": num_prompt_tokens + num_tokens,
         }
 
-    def choice(self, chunk: GenerationChunk, token_ids: list[int]) -> Choice:
-        """What the choices of both endpoints share, given a chunk and the tokens to be told."""
+    def choice(self, chunk: GenerationChunk) -> Choice:
+        """What the choices of both endpoints share."""
         choice: Choice = {
             "index": 0,
-            "logprobs": None,
             "finish_reason": None if chunk.finish_reason is None else _FINISH_WORDS[chunk.finish_reason],
             "stop_reason": chunk.stop_reason,
         }
         if self.return_token_ids:
-            choice["token_ids"] = token_ids
+            choice["token_ids"] = list(chunk.token_ids)
         return choice
 
 
 class CompletionReply(Reply):
     """The answer of ``/v1/completions``."""
 
-    def whole(self, text: str, last: GenerationChunk, token_ids: list[int], num_cached: int) -> Completion:
+    def whole(self, joined: GenerationChunk) -> Completion:
         """See `Reply.whole`."""
-        completion = self._completion(text, last, token_ids)
-        completion["usage"] = self.usage(len(token_ids), num_cached)
-        completion["speculative"] = _speculative(last)
+        completion = self.piece(joined, first=True)
+        completion["usage"] = self.usage(len(joined.token_ids), joined.num_cached_tokens)
         return completion
 
     def piece(self, chunk: GenerationChunk, *, first: bool) -> Completion:
         """See `Reply.piece`."""
-        completion = self._completion(chunk.text, chunk, list(chunk.token_ids))
+        logprobs = None if self.logprobs is None else self.logprobs.completion(chunk)
+        completion = self.no_choices()
+        completion["choices"] = [{**self.choice(chunk), "text": chunk.text, "logprobs": logprobs}]
         if chunk.finish_reason is not None:
             completion["speculative"] = _speculative(chunk)
         return completion
@@ -106,29 +108,26 @@ class CompletionReply(Reply):
         """See `Reply.no_choices`."""
         return {**self.header(), "object": "text_completion", "choices": []}
 
-    def _completion(self, text: str, chunk: GenerationChunk, token_ids: list[int]) -> Completion:
-        choice = self.choice(chunk, token_ids)
-        return {**self.header(), "object": "text_completion", "choices": [{**choice, "text": text}]}
-
 
 class ChatReply(Reply):
     """The answer of ``/v1/chat/completions``."""
 
-    def whole(self, text: str, last: GenerationChunk, token_ids: list[int], num_cached: int) -> ChatCompletion:
+    def whole(self, joined: GenerationChunk) -> ChatCompletion:
         """See `Reply.whole`."""
+        message: ChatMessageBody = {"role": "assistant", "content": joined.text}
         return {
             **self.header(),
             "object": "chat.completion",
-            "choices": [{**self.choice(last, token_ids), "message": {"role": "assistant", "content": text}}],
-            "usage": self.usage(len(token_ids), num_cached),
-            "speculative": _speculative(last),
+            "choices": [{**self.choice(joined), "message": message, "logprobs": self._logprobs(joined)}],
+            "usage": self.usage(len(joined.token_ids), joined.num_cached_tokens),
+            "speculative": _speculative(joined),
         }
 
     def piece(self, chunk: GenerationChunk, *, first: bool) -> ChatCompletionChunk:
         """See `Reply.piece`. The role comes with the first text, so that nothing is sent ahead of a first token."""
         delta: ChatMessageBody = {"role": "assistant", "content": chunk.text} if first else {"content": chunk.text}
         piece = self.no_choices()
-        piece["choices"] = [{**self.choice(chunk, list(chunk.token_ids)), "delta": delta}]
+        piece["choices"] = [{**self.choice(chunk), "delta": delta, "logprobs": self._logprobs(chunk)}]
         if chunk.finish_reason is not None:
             piece["speculative"] = _speculative(chunk)
         return piece
@@ -137,20 +136,27 @@ class ChatReply(Reply):
         """See `Reply.no_choices`."""
         return {**self.header(), "object": "chat.completion.chunk", "choices": []}
 
+    def _logprobs(self, chunk: GenerationChunk) -> ChatLogprobs | None:
+        return None if self.logprobs is None else self.logprobs.chat(chunk)
+
 
 async def whole_reply(chunks: AsyncIterator[GenerationChunk], reply: Reply) -> ResponseObject:
     """Wait for the whole generation. Raises what ``chunks`` raises; closes it in any case."""
-    pieces: list[str] = []
-    token_ids: list[int] = []
-    num_cached = 0
-    last: GenerationChunk | None = None
+    received: list[GenerationChunk] = []
     async with closing(chunks):
         async for chunk in chunks:
-            pieces.append(chunk.text)
-            token_ids += chunk.token_ids
-            num_cached += chunk.num_cached_tokens
-            last = chunk
-    return reply.whole("".join(pieces), _finished(last), token_ids, num_cached)
+            received.append(chunk)
+    last = _finished(received[-1] if received else None)
+    return reply.whole(
+        replace(
+            last,
+            text="".join(chunk.text for chunk in received),
+            token_ids=tuple(token for chunk in received for token in chunk.token_ids),
+            num_cached_tokens=sum(chunk.num_cached_tokens for chunk in received),
+            origins=tuple(origin for chunk in received for origin in chunk.origins),
+            logprobs=tuple(entry for chunk in received for entry in chunk.logprobs),
+        )
+    )
 
 
 async def streamed_reply(

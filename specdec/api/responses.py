@@ -35,6 +35,41 @@ class SpeculativeReport(TypedDict):
     acceptance_length: float
 
 
+class CompletionLogprobs(TypedDict):
+    r"""Log-probabilities in the form of completions: lists with one entry per generated token, the end token included.
+
+    They are the target's own, before temperature and all else the request asks for. ``top_logprobs`` has the most
+    likely tokens and the generated one. A token that is not whole code points shows as ``bytes:\xe2\x82``.
+    ``text_offset`` counts code points of the generated text.
+    """
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class TokenLogprob(TypedDict):
+    """One token; joined, the ``bytes`` of all tokens are the UTF-8 of the text and of its special tokens' names."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ContentLogprob(TokenLogprob):
+    """A generated token and the most likely ones in its place."""
+
+    top_logprobs: list[TokenLogprob]
+
+
+class ChatLogprobs(TypedDict):
+    """Log-probabilities in the form of chat completions; values as in `CompletionLogprobs`."""
+
+    content: list[ContentLogprob]
+    refusal: None
+
+
 class Choice(TypedDict):
     """Base of the choices.
 
@@ -44,7 +79,6 @@ class Choice(TypedDict):
     """
 
     index: int
-    logprobs: None
     finish_reason: Literal["stop", "length"] | None
     stop_reason: str | int | None
     token_ids: NotRequired[list[int]]
@@ -54,6 +88,7 @@ class CompletionChoice(Choice):
     """A text, or a stream's next piece of it."""
 
     text: str
+    logprobs: CompletionLogprobs | None
 
 
 class ChatMessageBody(TypedDict):
@@ -67,12 +102,14 @@ class ChatChoice(Choice):
     """The assistant's turn."""
 
     message: ChatMessageBody
+    logprobs: ChatLogprobs | None
 
 
 class ChatChunkChoice(Choice):
     """The next piece of the assistant's turn."""
 
     delta: ChatMessageBody
+    logprobs: ChatLogprobs | None
 
 
 class ResponseObject(TypedDict):

@@ -7,10 +7,13 @@ and this server does not is refused by name, unless its value asks for nothing (
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
+
+from specdec.params import MAX_BIAS
 
 
 def _is_token_ids(value: object) -> bool:
@@ -40,6 +43,28 @@ def _token_ids(value: object) -> object:
     if value is None or _is_token_ids(value):
         return value
     raise PydanticCustomError("token_ids_type", "Input should be a list of integers")
+
+
+def _logit_bias(value: object) -> object:
+    """Token ids are the keys of a JSON object, so they come as strings."""
+    if value is None:
+        return None
+    if not isinstance(value, dict) or not all(type(bias) in (int, float) for bias in value.values()):
+        raise PydanticCustomError("logit_bias_type", "Input should be an object of numbers by token id")
+    if not all(-MAX_BIAS <= bias <= MAX_BIAS for bias in value.values()):
+        raise PydanticCustomError("logit_bias_range", "Every bias should be in [-100, 100]")
+    if not all(isinstance(key, str) and re.fullmatch("[0-9]{1,9}", key) for key in value):
+        raise PydanticCustomError("logit_bias_key", "Every key should be a token id in decimal digits")
+    biases = {int(key): float(bias) for key, bias in value.items()}
+    if len(biases) < len(value):
+        raise PydanticCustomError("logit_bias_twice", "A token id is there twice")
+    return biases
+
+
+def _strings(value: object) -> object:
+    if value is None or (isinstance(value, list) and all(isinstance(text, str) for text in value)):
+        return value
+    raise PydanticCustomError("strings_type", "Input should be a list of strings")
 
 
 def _part_text(part: object) -> str:
@@ -99,6 +124,25 @@ class GenerationFields(RequestModel):
     temperature: float | None = Field(None, description=">= 0; 0 is greedy. Default 1.")
     top_p: float | None = Field(None, description="Mass of the most likely tokens to keep, in (0, 1]. Default 1.")
     top_k: int | None = Field(None, description="Number of most likely tokens to keep; 0 or -1 keeps all (default).")
+    min_p: float | None = Field(
+        None, description="Keep tokens at least this times as likely as the likeliest, in [0, 1]. Default 0: all."
+    )
+    presence_penalty: float | None = Field(
+        None, description="Subtracted from the logits of tokens generated so far, in [-2, 2]. Default 0."
+    )
+    frequency_penalty: float | None = Field(
+        None, description="Subtracted once for every time a token was generated, in [-2, 2]. Default 0."
+    )
+    repetition_penalty: float | None = Field(
+        None, description="Makes tokens of prompt and answer less likely where > 1, more where < 1. Default 1."
+    )
+    logit_bias: Annotated[dict[int, float] | None, BeforeValidator(_logit_bias)] = Field(
+        None, description="Added to logits: an object of biases in [-100, 100] by token id, at most 300."
+    )
+    min_tokens: int | None = Field(None, description="No end token and no stop before this many. Default 0.")
+    bad_words: Annotated[list[str] | None, BeforeValidator(_strings)] = Field(
+        None, description="Words that are not to be generated, at most 300."
+    )
     seed: int | None = Field(None, description="In [0, 2**63 - 1]. Default: a random one; the response names it.")
     stop: Annotated[list[str] | None, BeforeValidator(_stop_strings, json_schema_input_type=str | list[str] | None)] = (
         Field(None, description="Texts that end the generation; the text is cut before them.")
@@ -115,9 +159,6 @@ class GenerationFields(RequestModel):
         None, description="Not empty. Share cached prompts only with requests of the same salt (a secret)."
     )
     n: Annotated[int | None, _only(1)] = Field(None, description="Only 1.")
-    presence_penalty: Annotated[float | None, _only(0)] = Field(None, description="Only 0.")
-    frequency_penalty: Annotated[float | None, _only(0)] = Field(None, description="Only 0.")
-    logprobs: Annotated[bool | None, _only(False)] = Field(None, description="Only false.")
     user: str | None = Field(None, description="Accepted, and not used.")
 
     @field_validator("stream_options")
@@ -140,6 +181,9 @@ class CompletionRequest(GenerationFields):
         str | list[int],
         BeforeValidator(_one_prompt, json_schema_input_type=str | list[int] | list[str] | list[list[int]]),
     ] = Field(description="A text or its token ids; a list of exactly one of these will do.")
+    logprobs: int | None = Field(
+        None, description="Tell the log-probability of every token and of this many alternatives, 0 to 20."
+    )
 
 
 class ChatMessage(RequestModel):
@@ -165,4 +209,7 @@ class ChatCompletionRequest(GenerationFields):
 
     messages: Annotated[list[ChatMessage], FailFast()] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, description="OpenAI's newer name of max_tokens.")
-    top_logprobs: Annotated[int | None, _only(0)] = Field(None, description="Only 0.")
+    logprobs: bool | None = Field(None, description="Tell the log-probability of every token.")
+    top_logprobs: int | None = Field(
+        None, description="And of this many alternatives, 0 to 20. Only with logprobs: true."
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from specdec.sampling.choose import RowToChoose
+from specdec.sampling.history import RowContext, TokenHistory
 from specdec.types import SamplingParams
 
 
@@ -19,12 +20,14 @@ class ModelDraft:
         sampling: of the request.
         num_tokens: how many to draft.
         start: absolute position of the first.
+        history: all tokens before the next one, drafted ones included; whoever takes a token in extends it.
         tokens: drafted so far.
     """
 
     sampling: SamplingParams
     num_tokens: int
     start: int
+    history: TokenHistory
     tokens: list[int] = field(default_factory=list)
 
     @property
@@ -34,4 +37,5 @@ class ModelDraft:
 
     def next_choice(self) -> RowToChoose:
         """How the next token is to be chosen from the draft model's logits."""
-        return RowToChoose(self.sampling, self.start + len(self.tokens))
+        context = RowContext(self.history) if self.sampling.edits_logits else None
+        return RowToChoose(self.sampling, self.start + len(self.tokens), context)

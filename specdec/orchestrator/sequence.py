@@ -14,6 +14,7 @@ from specdec.types import (
     ProposeItem,
     SamplingParams,
     SpeculativeStats,
+    TokenLogprobs,
     TokenOrigin,
     VerifyItem,
     VerifyResult,
@@ -49,6 +50,12 @@ class Sequence:
         self.stats = SpeculativeStats()
         self.events: asyncio.Queue[GenerationChunk | Exception] = asyncio.Queue()
         self._end_tokens: frozenset[int] = frozenset() if request.ignore_eos else tokenizer.eos_token_ids
+        self._sampling = request.sampling
+        if request.sampling.min_tokens:
+            # An end token the tokenizer does not know never comes out, so there is nothing to mask.
+            end_tokens = {*self._end_tokens, *request.stop_token_ids}
+            known = tuple(sorted(token for token in end_tokens if token < tokenizer.vocab_size))
+            self._sampling = replace(request.sampling, end_token_ids=known)
         self._decoder = IncrementalDecoder(tokenizer, request.prompt_token_ids)
         self._stop = StopStrings(request.stop)
 
@@ -60,7 +67,15 @@ class Sequence:
     @property
     def num_remaining_tokens(self) -> int:
         """Tokens the request may still get."""
-        return len(self.request.prompt_token_ids) + self.request.max_tokens - len(self.token_ids)
+        return self.request.max_tokens - self._num_generated
+
+    @property
+    def _num_prompt_tokens(self) -> int:
+        return len(self.request.prompt_token_ids)
+
+    @property
+    def _num_generated(self) -> int:
+        return len(self.token_ids) - self._num_prompt_tokens
 
     def verify_item(self, draft: list[int]) -> VerifyItem:
         """The next verify step."""
@@ -93,7 +108,8 @@ class Sequence:
         )
         # Whoever computes the sequence again, after a failure, may find more: that was computed for this request.
         num_cached_tokens = result.num_cached_tokens if self.stats.num_steps == 1 else 0
-        self._emit(result.output, [TokenOrigin.ACCEPTED] * num_accepted + [last], num_cached_tokens)
+        origins = [TokenOrigin.ACCEPTED] * num_accepted + [last]
+        self._emit(result.output, origins, result.logprobs, num_cached_tokens)
 
     def fail(self, error: Exception) -> None:
         """End the sequence with an error."""
@@ -101,7 +117,9 @@ class Sequence:
             self.finished = True
             self.events.put_nowait(error)
 
-    def _emit(self, tokens: list[int], origins: list[TokenOrigin], num_cached_tokens: int) -> None:
+    def _emit(
+        self, tokens: list[int], origins: list[TokenOrigin], logprobs: list[TokenLogprobs], num_cached_tokens: int
+    ) -> None:
         """Append tokens one by one until one ends the sequence, and put the chunk they make."""
         text, emitted = "", 0
         finish_reason: FinishReason | None = None
@@ -114,7 +132,9 @@ class Sequence:
             elif token in self.request.stop_token_ids:
                 finish_reason, stop_reason = FinishReason.STOP, token
             else:
-                text += self._stop.add(self._decoder.add(token))
+                piece = self._decoder.add(token)
+                # A stop string is looked for in what comes after the first min_tokens tokens only.
+                text += piece if self._num_generated <= self._sampling.min_tokens else self._stop.add(piece)
                 if self._stop.matched is not None:
                     finish_reason, stop_reason = FinishReason.STOP, self._stop.matched
                 elif self.num_remaining_tokens == 0:
@@ -136,9 +156,12 @@ class Sequence:
                 stop_reason=stop_reason,
                 stats=replace(self.stats),
                 num_cached_tokens=num_cached_tokens,
+                logprobs=tuple(logprobs[:emitted]),
             )
         )
 
-    def _first_contact(self, base_length: int) -> tuple[SamplingParams | None, str | None]:
-        """Sampling parameters and cache salt: they go along on first contact only."""
-        return (self.request.sampling, self.request.cache_salt) if base_length == 0 else (None, None)
+    def _first_contact(self, base_length: int) -> tuple[SamplingParams | None, int, str | None]:
+        """Sampling parameters, number of prompt tokens, cache salt: first and last go along on first contact only."""
+        if base_length == 0:
+            return self._sampling, self._num_prompt_tokens, self.request.cache_salt
+        return None, self._num_prompt_tokens, None

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from specdec.sampling.history import RowContext
 from specdec.sampling.noise import gumbel_noise, noise_key
-from specdec.sampling.processors import process_logits
+from specdec.sampling.processors import edited_logits, process_logits
 from specdec.types import SamplingParams
 
 
@@ -25,10 +26,14 @@ class RowToChoose:
     Attributes:
         params: of its request.
         position: absolute position of the token to choose.
+        context: what stands before the position; needed where ``params.edits_logits``.
+        num_logprobs: alternatives to tell log-probabilities of, beside the token's own; None tells nothing.
     """
 
     params: SamplingParams
     position: int
+    context: RowContext | None = None
+    num_logprobs: int | None = None
 
 
 def choose_tokens(logits: Tensor, rows: Sequence[RowToChoose]) -> list[int]:
@@ -41,7 +46,7 @@ def choose_tokens(logits: Tensor, rows: Sequence[RowToChoose]) -> list[int]:
     Returns:
         n token ids. Of equal scores the lowest id wins.
     """
-    greedy = [index for index, row in enumerate(rows) if row.params.temperature == 0.0]
+    greedy = [i for i, row in enumerate(rows) if row.params.temperature == 0.0 and not row.params.edits_logits]
     # One transfer from the device for the whole batch, not one per row.
     choices = torch.zeros(len(rows), dtype=torch.int64, device=logits.device)
     if len(greedy) == len(rows):
@@ -52,13 +57,15 @@ def choose_tokens(logits: Tensor, rows: Sequence[RowToChoose]) -> list[int]:
     for index, row in enumerate(rows):
         if row.params.temperature > 0.0:
             choices[index] = _sample(logits[index], row)
+        elif row.params.edits_logits:
+            choices[index] = torch.argmax(edited_logits(logits[index], row.params, row.context))
     chosen: list[int] = choices.tolist()
     return chosen
 
 
 def _sample(logits: Tensor, row: RowToChoose) -> Tensor:
     """The Gumbel-max sample of one row: int64 []."""
-    candidates = process_logits(logits, row.params)
+    candidates = process_logits(logits, row.params, row.context)
     key = noise_key(row.params.seed, row.position)
     if candidates.token_ids is None:
         token_ids = torch.arange(candidates.scores.numel(), device=logits.device)

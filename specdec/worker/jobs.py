@@ -7,13 +7,15 @@ comes before them may be fed in chunks. `VerifyJob` needs one tail; `ProposeJob`
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from specdec.drafting.model import ModelDraft
 from specdec.runner.batch import SequenceRows
 from specdec.sampling.choose import RowToChoose, accept_draft
-from specdec.types import ProposeItem, ProposeResult, VerifyItem, VerifyResult
+from specdec.sampling.history import RowContext
+from specdec.types import ProposeItem, ProposeResult, TokenLogprobs, VerifyItem, VerifyResult
 from specdec.worker.sequences import CachedSequence
 
 ResultT = TypeVar("ResultT", VerifyResult, ProposeResult)
@@ -41,25 +43,31 @@ class Job(ABC, Generic[ResultT]):
         max_length: positions the sequence may come to hold.
     """
 
-    def __init__(self, sequence: CachedSequence, tokens: list[int], num_committed: int, max_length: int) -> None:
+    def __init__(
+        self, sequence: CachedSequence, item: VerifyItem | ProposeItem, draft: list[int], max_length: int
+    ) -> None:
         """
         Args:
-            sequence: holds what the job goes on from.
-            tokens: what to feed first.
+            sequence: holds what the job goes on from; if it was sent whole, maybe a prefix found in the cache.
+            draft: fed after the item's tokens.
         """
-        self.sequence = sequence
+        self.sequence: CachedSequence = sequence
         self.result: ResultT
-        self.num_committed = num_committed
-        self.max_length = max_length
-        self.done = False
-        self._to_feed = tokens
+        self.num_committed: int = item.base_length + len(item.tokens)
+        self.max_length: int = max_length
+        self.done: bool = False
+        num_held: int = sequence.length - item.base_length
+        # The history comes from what was sent, whether or not its KV had to be computed.
+        sequence.history.crop(item.base_length)
+        sequence.history.extend(item.tokens)
+        self._to_feed = [*item.tokens[num_held:], *draft]
 
     @abstractmethod
     def tail_choices(self) -> list[RowToChoose]:
         """How to choose from the logits of the last tokens to feed; one entry per row of the tail."""
 
     @abstractmethod
-    def take_choices(self, tokens: list[int]) -> None:
+    def take_choices(self, tokens: list[int], logprobs: Sequence[TokenLogprobs | None]) -> None:
         """Take the tokens chosen for `tail_choices`; sets ``done``, or what to feed next."""
 
     @property
@@ -76,12 +84,12 @@ class Job(ABC, Generic[ResultT]):
         chunk = min(budget, len(self._to_feed) - len(choices))
         return JobRows(self._rows(chunk, 0), []) if chunk > 0 else None
 
-    def advance(self, rows: SequenceRows, tokens: list[int]) -> None:
+    def advance(self, rows: SequenceRows, tokens: list[int], logprobs: Sequence[TokenLogprobs | None] = ()) -> None:
         """Take the outcome of a forward: the rows are computed, and ``tokens`` chosen from their logits."""
         self.sequence.token_ids += rows.token_ids
         del self._to_feed[: len(rows.token_ids)]
         if not self._to_feed:
-            self.take_choices(tokens)
+            self.take_choices(tokens, logprobs)
 
     def _rows(self, count: int, num_logits: int) -> SequenceRows:
         return SequenceRows(self._to_feed[:count], self.sequence.length, self.sequence.blocks, num_logits)
@@ -95,22 +103,31 @@ class VerifyJob(Job[VerifyResult]):
         Args:
             draft: ``item.draft``, or less of it.
         """
-        committed = item.base_length + len(item.tokens)
-        tokens = [*item.tokens[sequence.length - item.base_length :], *draft]
-        super().__init__(sequence, tokens, committed, committed + len(draft))
+        super().__init__(sequence, item, draft, item.base_length + len(item.tokens) + len(draft))
         self._draft = draft
         self.result = VerifyResult(item.sequence_id)
 
     def tail_choices(self) -> list[RowToChoose]:
-        first = self.num_committed
-        return [RowToChoose(self.sequence.sampling, first + index) for index in range(len(self._draft) + 1)]
+        params, history = self.sequence.sampling, self.sequence.history
+        # A position's context is the committed tokens and the draft before it, so that no penalty is weaker there.
+        return [
+            RowToChoose(
+                params,
+                self.num_committed + index,
+                RowContext(history, self._draft[:index]) if params.edits_logits else None,
+                params.logprobs,
+            )
+            for index in range(len(self._draft) + 1)
+        ]
 
-    def take_choices(self, tokens: list[int]) -> None:
-        self.result.num_accepted = accept_draft(self._draft, tokens)
-        self.result.output = tokens[: self.result.num_accepted + 1]
+    def take_choices(self, tokens: list[int], logprobs: Sequence[TokenLogprobs | None]) -> None:
+        num_accepted = self.result.num_accepted = accept_draft(self._draft, tokens)
+        self.result.output = tokens[: num_accepted + 1]
+        self.result.logprobs = [each for each in logprobs[: num_accepted + 1] if each is not None]
         # Of the draft, the worker keeps only what it has verified.
-        self.num_committed += self.result.num_accepted
+        self.num_committed += num_accepted
         self.sequence.crop(self.num_committed)
+        self.sequence.history.extend(self._draft[:num_accepted])
         self.done = True
 
 
@@ -123,16 +140,16 @@ class ProposeJob(Job[ProposeResult]):
             num_draft_tokens: ``item.num_draft_tokens``, or fewer.
         """
         committed = item.base_length + len(item.tokens)
-        tokens = item.tokens[sequence.length - item.base_length :]
-        super().__init__(sequence, tokens, committed, committed + max(num_draft_tokens - 1, 0))
-        self._drafting = ModelDraft(sequence.sampling, num_draft_tokens, committed)
+        super().__init__(sequence, item, [], committed + max(num_draft_tokens - 1, 0))
+        self._drafting = ModelDraft(sequence.sampling, num_draft_tokens, committed, sequence.history)
         self.result = ProposeResult(item.sequence_id, draft=self._drafting.tokens)
 
     def tail_choices(self) -> list[RowToChoose]:
         return [] if self._drafting.done else [self._drafting.next_choice()]
 
-    def take_choices(self, tokens: list[int]) -> None:
+    def take_choices(self, tokens: list[int], logprobs: Sequence[TokenLogprobs | None]) -> None:
         self._drafting.tokens.extend(tokens)
+        self.sequence.history.extend(tokens)
         self.done = self._drafting.done
         if not self.done:
             # Only what is needed for the next token is fed: the last drafted token stays out of the cache.

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
-from specdec.types import ProposeItem, VerifyItem
+from specdec.errors import InvalidRequestError
+from specdec.sampling.history import TokenHistory
+from specdec.sampling.mask import MaskFactory
+from specdec.types import ProposeItem, SamplingParams, TokenLogprobs, VerifyItem
 from specdec.worker.calls import AnyJob, Call, Item, PendingItem
 from specdec.worker.jobs import JobRows, ProposeJob, VerifyJob
 from specdec.worker.rounds import RoundClock
@@ -28,6 +31,7 @@ class Scheduler:
         max_model_len: int,
         max_tokens: int,
         max_prefill_beside_decode: int,
+        make_mask: MaskFactory | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
@@ -36,8 +40,10 @@ class Scheduler:
             max_model_len: longest sequence, in tokens.
             max_tokens: most tokens in one forward.
             max_prefill_beside_decode: most tokens of long feeds in one forward while other sequences decode.
+            make_mask: None refuses sequences with a grammar.
         """
         self.table = table
+        self._make_mask = make_mask
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self._max_tokens = max_tokens
@@ -114,10 +120,12 @@ class Scheduler:
         """
         return job.num_tokens_to_feed <= max(self._max_prefill_beside_decode, len(job.tail_choices()))
 
-    def advance(self, pending: PendingItem, rows: JobRows, tokens: list[int]) -> None:
-        """Take the outcome of a forward for one of its jobs."""
+    def advance(
+        self, pending: PendingItem, rows: JobRows, tokens: list[int], logprobs: Sequence[TokenLogprobs | None] = ()
+    ) -> None:
+        """Take the outcome of a forward for one of its jobs: the tokens chosen, and what there is to tell of them."""
         job = _job_of(pending)
-        job.advance(rows.rows, tokens)
+        job.advance(rows.rows, tokens, logprobs)
         if job.done:
             self._end(pending)
             pending.call.answer(pending.index, job.result)
@@ -165,10 +173,10 @@ class Scheduler:
             if item.sampling is None:
                 pending.ask_from(0)
                 return True
-            sequence = self.table.open(item.sequence_id, item.sampling)
-        elif item.sampling is not None:
+            sequence = self.table.open(item.sequence_id, item.sampling, self._history(item, item.sampling))
+        elif item.sampling is not None and item.base_length == 0:
             # A release may have been lost, and the id be another request's by now.
-            sequence.sampling = item.sampling
+            sequence.sampling, sequence.history = item.sampling, self._history(item, item.sampling)
         if item.base_length == 0:
             self.table.restart(sequence, item.tokens, item.cache_salt)
         else:
@@ -188,6 +196,11 @@ class Scheduler:
         self._running.append(pending)
         return True
 
+    def _history(self, item: Item, sampling: SamplingParams) -> TokenHistory:
+        if self._make_mask is None or sampling.grammar is None:
+            return TokenHistory(item.num_prompt_tokens)
+        return TokenHistory(item.num_prompt_tokens, self._make_mask(sampling.grammar))
+
     def _make_job(self, item: Item, sequence: CachedSequence) -> AnyJob:
         room = self._max_model_len - item.base_length - len(item.tokens)
         if isinstance(item, ProposeItem):
@@ -204,7 +217,12 @@ class Scheduler:
             return "tokens is empty: send at least the last committed token"
         if item.base_length < 0:
             return f"base_length is {item.base_length}; it counts tokens"
-        wrong = [token for token in item.tokens if not 0 <= token < self._vocab_size]
+        if item.num_prompt_tokens < 0:
+            return f"num_prompt_tokens is {item.num_prompt_tokens}; it counts tokens"
+        if item.sampling is not None and (fault := self._grammar_fault(item.sampling)) is not None:
+            return fault
+        named = () if item.sampling is None else item.sampling.named_token_ids
+        wrong = [token for token in (*item.tokens, *named) if not 0 <= token < self._vocab_size]
         if wrong:
             return f"token id {wrong[0]} is not in the vocabulary of {self._vocab_size}"
         length = item.base_length + len(item.tokens)
@@ -212,6 +230,17 @@ class Scheduler:
             return f"{length} tokens are more than this worker's max_model_len of {self._max_model_len}"
         if isinstance(item, VerifyItem) and len(item.draft) >= self._max_tokens:
             return f"a draft of {len(item.draft)} tokens does not fit into one step of {self._max_tokens}"
+        return None
+
+    def _grammar_fault(self, sampling: SamplingParams) -> str | None:
+        if sampling.grammar is None:
+            return None
+        if self._make_mask is None:
+            return "this worker has no grammars"
+        try:
+            self._make_mask(sampling.grammar)
+        except InvalidRequestError as error:
+            return f"the grammar is wrong: {error}"
         return None
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from specdec.cache.blocks import BLOCK_SIZE, BlockPool, num_blocks_for
 from specdec.cache.keys import KVIdentity, block_key
+from specdec.sampling.history import TokenHistory
 from specdec.types import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -30,6 +31,8 @@ class CachedSequence:
     """KV of the first ``length`` tokens of a sequence.
 
     Attributes:
+        history: the tokens the sequence is known to have, in particular those ``length`` counts: penalties and masks
+            need them.
         order: age; lower is older.
         blocks: block table; may reach beyond ``length``.
         token_ids: the tokens whose KV is held, drafted ones included while they may still turn out right.
@@ -43,6 +46,7 @@ class CachedSequence:
     sampling: SamplingParams
     order: int
     last_used: float
+    history: TokenHistory
     blocks: list[int] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     root_key: bytes = b""
@@ -98,9 +102,9 @@ class SequenceTable:
         """The sequence, if the worker knows it."""
         return self._sequences.get(sequence_id)
 
-    def open(self, sequence_id: str, sampling: SamplingParams) -> CachedSequence:
+    def open(self, sequence_id: str, sampling: SamplingParams, history: TokenHistory) -> CachedSequence:
         """Begin a sequence with no KV."""
-        sequence = CachedSequence(sequence_id, sampling, self._num_opened, self._clock())
+        sequence = CachedSequence(sequence_id, sampling, self._num_opened, self._clock(), history)
         self._num_opened += 1
         self._sequences[sequence_id] = sequence
         return sequence

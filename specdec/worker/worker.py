@@ -20,6 +20,8 @@ import torch
 from specdec.errors import WorkerUnavailableError
 from specdec.runner.model import ModelRunner
 from specdec.sampling.choose import choose_tokens
+from specdec.sampling.logprobs import logprobs_of
+from specdec.sampling.mask import MaskFactory
 from specdec.types import ProposeItem, ProposeResult, SamplingParams, VerifyItem, VerifyResult, WorkerInfo
 from specdec.worker.calls import Call, Result
 from specdec.worker.scheduler import Scheduler
@@ -60,10 +62,18 @@ class ModelWorker:
 
     role = "model"
 
-    def __init__(self, runner: ModelRunner, idle_sequence_timeout_s: float, *, prefix_cache: bool = True) -> None:
+    def __init__(
+        self,
+        runner: ModelRunner,
+        idle_sequence_timeout_s: float,
+        make_mask: MaskFactory | None = None,
+        *,
+        prefix_cache: bool = True,
+    ) -> None:
         """
         Args:
             idle_sequence_timeout_s, prefix_cache: see `specdec.config.WorkerSettings`.
+            make_mask: for sequences with a grammar; None refuses them.
         """
         self._runner = runner
         table = SequenceTable(
@@ -78,6 +88,7 @@ class ModelWorker:
             max_model_len=runner.max_model_len,
             max_tokens=runner.max_tokens,
             max_prefill_beside_decode=runner.max_prefill_beside_decode,
+            make_mask=make_mask,
         )
         self._inbox: queue.SimpleQueue[Call | list[str] | None] = queue.SimpleQueue()
         self._load = _Load()
@@ -177,11 +188,14 @@ class ModelWorker:
             return False
         started = self._step_started = time.monotonic()
         logits = self._runner.forward([rows.rows for _, rows in batch])
-        tokens = choose_tokens(logits, [choice for _, rows in batch for choice in rows.choices])
+        choices = [choice for _, rows in batch for choice in rows.choices]
+        tokens = choose_tokens(logits, choices)
+        logprobs = logprobs_of(logits, choices, tokens)
         first = 0
         for pending, rows in batch:
-            self._scheduler.advance(pending, rows, tokens[first : first + len(rows.choices)])
-            first += len(rows.choices)
+            last = first + len(rows.choices)
+            self._scheduler.advance(pending, rows, tokens[first:last], logprobs[first:last])
+            first = last
         num_tokens = sum(len(rows.rows.token_ids) for _, rows in batch)
         self._scheduler.end_batch()
         self._load.add(time.monotonic() - started, num_tokens)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models, pre_tokenizers
@@ -13,7 +13,14 @@ from transformers import PreTrainedTokenizerFast
 
 from specdec.orchestrator.base import Readiness
 from specdec.runner.tokenizer import Tokenizer
-from specdec.types import FinishReason, GenerationChunk, GenerationRequest, SpeculativeStats, TokenOrigin
+from specdec.types import (
+    FinishReason,
+    GenerationChunk,
+    GenerationRequest,
+    SpeculativeStats,
+    TokenLogprobs,
+    TokenOrigin,
+)
 
 MODEL_NAME = "org/tiny"
 MAX_MODEL_LEN = 64
@@ -60,6 +67,12 @@ def chunk(
         stats=stats or SpeculativeStats(),
         num_cached_tokens=num_cached_tokens,
     )
+
+
+def with_logprobs(plain: GenerationChunk) -> GenerationChunk:
+    """Token t has log-probability -t/8, and the alternatives 65 and 66."""
+    entries = (TokenLogprobs(-token / 8, ((65, -0.125), (66, float("-inf")))) for token in plain.token_ids)
+    return replace(plain, logprobs=tuple(entries))
 
 
 STATS = SpeculativeStats(num_steps=3, num_draft_tokens=8, num_accepted_tokens=4)

@@ -68,11 +68,40 @@ BAD_FIELDS: list[tuple[str, Any, str]] = [
     ("cache_salt", 5, "string"),
     ("n", 2, "only 1"),
     ("n", True, "only 1"),
-    ("presence_penalty", 0.5, "only 0"),
-    ("presence_penalty", False, "only 0"),
-    ("frequency_penalty", -1, "only 0"),
-    ("logprobs", True, "only false"),
-    ("logprobs", 0, "only false"),
+    ("min_p", -0.1, "[0, 1]"),
+    ("min_p", 1.5, "[0, 1]"),
+    ("min_p", "0.5", "number"),
+    ("presence_penalty", 2.5, "[-2, 2]"),
+    ("presence_penalty", False, "number"),
+    ("frequency_penalty", -2.01, "[-2, 2]"),
+    ("frequency_penalty", [1], "number"),
+    ("repetition_penalty", 0, "[1e-06, 1e+06]"),
+    ("repetition_penalty", -1, "[1e-06, 1e+06]"),
+    ("repetition_penalty", 1e300, "[1e-06, 1e+06]"),
+    ("repetition_penalty", True, "number"),
+    ("logit_bias", {"5": 100.5}, "[-100, 100]"),
+    ("logit_bias", {"5": -(10**400)}, "[-100, 100]"),
+    ("logit_bias", {"5": "1"}, "numbers"),
+    ("logit_bias", {"5": True}, "numbers"),
+    ("logit_bias", {"5": None}, "numbers"),
+    ("logit_bias", {"five": 1}, "decimal"),
+    ("logit_bias", {"-1": 1}, "decimal"),
+    ("logit_bias", {"5.0": 1}, "decimal"),
+    ("logit_bias", {"": 1}, "decimal"),
+    ("logit_bias", {"\u0665": 1}, "decimal"),
+    ("logit_bias", {"9" * 500: 1}, "decimal"),
+    ("logit_bias", {"5": 1, "05": 1}, "twice"),
+    ("logit_bias", {"257": 1}, "not in [0, 257)"),
+    ("logit_bias", {str(n): 1 for n in range(301)}, "at most 300"),
+    ("logit_bias", [[5, 1]], "object"),
+    ("min_tokens", -1, ">= 0"),
+    ("min_tokens", 50, "more than max_tokens"),
+    ("min_tokens", 1.5, "integer"),
+    ("bad_words", "word", "list of strings"),
+    ("bad_words", ["word", 5], "list of strings"),
+    ("bad_words", [""], "empty"),
+    ("bad_words", ["  "], "empty"),
+    ("bad_words", ["a"] * 301, "at most 300"),
     ("user", 5, "string"),
     *(
         (field, value, "unknown or unsupported")
@@ -82,7 +111,6 @@ BAD_FIELDS: list[tuple[str, Any, str]] = [
             "suffix": "x",
             "tools": [],
             "response_format": {"type": "text"},
-            "logit_bias": {},
             "metadata": {},
             "tempratur": 1.0,
         }.items()
@@ -183,13 +211,27 @@ def test_checking_messages_ends_at_the_first_bad_one(http: httpx.Client) -> None
         ({"max_completion_tokens": 0}, "max_completion_tokens", ">= 1"),
         ({"max_completion_tokens": MAX_MODEL_LEN}, "max_completion_tokens", "limited"),
         ({"max_completion_tokens": 3, "max_tokens": 4}, "max_tokens", "differ"),
-        ({"top_logprobs": 2}, "top_logprobs", "only 0"),
+        ({"top_logprobs": 2}, "top_logprobs", "logprobs: true"),
+        ({"top_logprobs": 2, "logprobs": False}, "top_logprobs", "logprobs: true"),
+        ({"top_logprobs": 21, "logprobs": True}, "top_logprobs", "[0, 20]"),
+        ({"top_logprobs": -1, "logprobs": True}, "top_logprobs", "[0, 20]"),
+        ({"top_logprobs": True, "logprobs": True}, "top_logprobs", "integer"),
+        ({"logprobs": 1}, "logprobs", "boolean"),
     ],
 )
 def test_bad_chat_fields(
     http: httpx.Client, engine: FakeEngine, fields: dict[str, int], param: str, in_message: str
 ) -> None:
     check_error(http.post(PATHS[1], json={**BODIES[PATHS[1]], **fields}), 400, param, in_message)
+    assert engine.requests == []
+
+
+@pytest.mark.parametrize(
+    ("logprobs", "in_message"),
+    [(-1, "[0, 20]"), (21, "[0, 20]"), (True, "integer"), (False, "integer"), (1.5, "integer")],
+)
+def test_bad_logprobs_of_a_completion(http: httpx.Client, engine: FakeEngine, logprobs: float, in_message: str) -> None:
+    check_error(http.post(PATHS[0], json={**BODIES[PATHS[0]], "logprobs": logprobs}), 400, "logprobs", in_message)
     assert engine.requests == []
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from specdec.types import SamplingParams, SpeculativeParams
-from tests.api.fake_engine import MAX_MODEL_LEN, MODEL_NAME, FakeEngine
+from specdec.types import FinishReason, SamplingParams, SpeculativeParams
+from tests.api.fake_engine import MAX_MODEL_LEN, MODEL_NAME, FakeEngine, chunk, with_logprobs
 
 COMPLETION = {"model": MODEL_NAME, "prompt": "abc"}
 CHAT = {"model": MODEL_NAME, "messages": [{"role": "user", "content": "hi"}]}
@@ -49,12 +49,35 @@ def test_every_parameter_reaches_the_engine(http: httpx.Client, engine: FakeEngi
         "ignore_eos": True,
         "speculative": {"enabled": False, "num_draft_tokens": 8},
         "cache_salt": "a tenant's secret",
+        "min_p": 0.1,
+        "presence_penalty": -2,
+        "frequency_penalty": 1.5,
+        "repetition_penalty": 1.1,
+        "logit_bias": {"5": -100, "256": 1.5},
+        "min_tokens": 5,
+        "bad_words": ["ab", " c"],
+        "logprobs": 20,
         "user": "someone",
     }
+    engine.play(with_logprobs(chunk("x", 1, finish=FinishReason.LENGTH)))
     answer = post(http, "/v1/completions", {**COMPLETION, **given})
     (request,) = engine.requests
     assert request.max_tokens == 5
-    assert request.sampling == SamplingParams(temperature=0.0, top_k=9, top_p=0.5, seed=2**63 - 1)
+    a, b, c, space = (engine.tokenizer.encode(text)[0] for text in "abc ")
+    assert request.sampling == SamplingParams(
+        temperature=0.0,
+        top_k=9,
+        top_p=0.5,
+        seed=2**63 - 1,
+        min_p=0.1,
+        presence_penalty=-2.0,
+        frequency_penalty=1.5,
+        repetition_penalty=1.1,
+        logit_bias=((5, -100.0), (256, 1.5)),
+        min_tokens=5,
+        bad_words=((a, b), (space, a, b), (space, c), (c,)),
+        logprobs=20,
+    )
     assert request.stop == ("a", "b")
     assert request.stop_token_ids == (3, 4)
     assert request.ignore_eos is True
@@ -66,10 +89,15 @@ def test_every_parameter_reaches_the_engine(http: httpx.Client, engine: FakeEngi
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 def test_values_that_ask_for_nothing_are_accepted(http: httpx.Client, engine: FakeEngine, path: str) -> None:
     body = COMPLETION if path == "/v1/completions" else CHAT
-    nothing = {"n": 1, "presence_penalty": 0, "frequency_penalty": 0.0, "logprobs": False, "top_k": -1, "stop": None}
+    nothing = {"n": 1, "presence_penalty": 0, "frequency_penalty": 0.0, "top_k": -1, "stop": None, "logit_bias": {}}
     nulls = dict.fromkeys(["max_tokens", "temperature", "top_p", "seed", "speculative", "stream", "stream_options"])
+    nulls |= dict.fromkeys(["min_p", "repetition_penalty", "min_tokens", "bad_words", "logprobs"])
     post(http, path, {**body, **nothing, **nulls})
+    if path != "/v1/completions":
+        post(http, path, {**body, "logprobs": False, "top_logprobs": 0})
+        assert engine.requests.pop().sampling.logprobs is None
     (request,) = engine.requests
+    assert request.sampling == SamplingParams(seed=request.sampling.seed)
     assert request.sampling.top_k == 0
     assert request.sampling.temperature == 1.0
 

@@ -7,7 +7,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -46,11 +46,13 @@ class Reader:
 
     def propose_item(self, k: int) -> ProposeItem:
         base = self.draft_base
-        return ProposeItem(self.name, base, self.committed[base:], k, None if base else self.params)
+        params = None if base else self.params
+        return ProposeItem(self.name, base, self.committed[base:], k, params, len(self.prompt))
 
     def verify_item(self, draft: list[int]) -> VerifyItem:
         base = self.target_base
-        return VerifyItem(self.name, base, self.committed[base:], draft, None if base else self.params)
+        params = None if base else self.params
+        return VerifyItem(self.name, base, self.committed[base:], draft, params, len(self.prompt))
 
 
 async def one_round(target: TargetWorker, draft: DraftWorker, readers: list[Reader], k: int) -> None:
@@ -108,7 +110,8 @@ def law(model: PreTrainedModel, params: SamplingParams) -> dict[tuple[int, ...],
     result = {}
     for text, rows in zip(texts, logits.double().tolist(), strict=True):
         probability = 1.0
-        for token, row in zip(text, rows, strict=True):
+        for index, (token, logits_row) in enumerate(zip(text, rows, strict=True)):
+            row = oracles.edited(logits_row, params, [*PROMPT, *text[:index]], len(PROMPT))
             kept = oracles.candidates(row, params)
             weights = {v: math.exp(row[v] / params.temperature) for v in kept}
             probability *= weights.get(token, 0.0) / sum(weights.values())
@@ -139,21 +142,22 @@ def small_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize(
-    ("temperature", "top_k", "top_p"), [(1.0, 0, 1.0), (0.7, 3, 0.95)], ids=["whole distribution", "top-k and top-p"]
+    "params",
+    [
+        SamplingParams(1.0),
+        SamplingParams(0.7, 3, 0.95),
+        SamplingParams(1.5, frequency_penalty=1.0, repetition_penalty=1.3, logit_bias=((2, 0.5),)),
+        SamplingParams(2.0, min_p=0.05, min_tokens=2, end_token_ids=(0,), bad_words=((3, 1),), presence_penalty=-0.5),
+    ],
+    ids=["whole distribution", "top-k and top-p", "penalties", "masks"],
 )
-async def test_the_first_tokens_follow_the_targets_law(
-    small_pair: tuple[Path, Path], temperature: float, top_k: int, top_p: float
-) -> None:
+async def test_the_first_tokens_follow_the_targets_law(small_pair: tuple[Path, Path], params: SamplingParams) -> None:
     texts, num_accepted = [], 0
     with workers(*small_pair) as pair:
         for first in range(0, NUM_SEEDS, 250):
-            readers = [
-                Reader(f"s{seed}", SamplingParams(temperature, top_k, top_p, seed), PROMPT)
-                for seed in range(first, first + 250)
-            ]
+            readers = [Reader(f"s{seed}", replace(params, seed=seed), PROMPT) for seed in range(first, first + 250)]
             texts += await decode(*pair, readers, k=2, count=DEPTH)
             num_accepted += sum(reader.num_accepted for reader in readers)
-    params = SamplingParams(temperature, top_k, top_p)
     target_law, draft_law = (law(load_reference(path, "float16"), params) for path in small_pair)
     assert agree(texts, target_law)
     assert not agree(texts, draft_law)  # the check can fail

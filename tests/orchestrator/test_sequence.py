@@ -9,7 +9,9 @@ from specdec.types import (
     FinishReason,
     GenerationChunk,
     GenerationRequest,
+    SamplingParams,
     SpeculativeStats,
+    TokenLogprobs,
     TokenOrigin,
     VerifyResult,
 )
@@ -247,3 +249,40 @@ def test_a_draft_worker_that_was_never_asked_is_brought_up_to_the_last_token_but
     item = sequence.draft_prefill_item()
     assert (item.base_length, item.tokens, item.num_draft_tokens) == (0, list(PROMPT), 0)
     assert item.sampling == sequence.request.sampling
+
+
+def told(generation: GenerationRequest, sampling: SamplingParams) -> SamplingParams | None:
+    """What a worker hears of a request with this sampling."""
+    return sequence_for(replace(generation, sampling=sampling)).verify_item([]).sampling
+
+
+def test_min_tokens_tells_the_workers_what_would_end_the_generation() -> None:
+    sampling = SamplingParams(min_tokens=3)
+    assert told(request(stop_token_ids=(7,)), sampling) == replace(sampling, end_token_ids=(7, EOS))
+    ignoring = request(stop_token_ids=(7,), ignore_eos=True)
+    assert told(ignoring, sampling) == replace(sampling, end_token_ids=(7,))
+    assert told(request(stop_token_ids=(7,)), SamplingParams()) == SamplingParams()
+
+
+def test_no_stop_string_is_looked_for_in_the_first_min_tokens_tokens() -> None:
+    sequence = sequence_for(replace(request(stop=("ab",)), sampling=SamplingParams(min_tokens=3)))
+    first = commit(sequence, b"abab", draft=b"aba")
+    second = commit(sequence, b"xabc", draft=b"xab")
+    assert (first.text + second.text, second.stop_reason) == ("ababx", "ab")
+
+
+def test_every_item_says_how_long_the_prompt_is() -> None:
+    sequence = sequence_for(request())
+    commit(sequence, b"ab", draft=b"a")
+    sequence.target_length = sequence.draft_length = 0
+    items = [sequence.verify_item([]), sequence.propose_item(2), sequence.draft_prefill_item()]
+    assert [item.num_prompt_tokens for item in items] == [len(PROMPT)] * 3
+
+
+def test_logprobs_go_with_their_tokens_and_no_further_than_the_end() -> None:
+    sequence = sequence_for(request(stop_token_ids=(66,)))
+    entries = [TokenLogprobs(-float(n)) for n in range(3)]
+    sequence.commit(VerifyResult(sequence.sequence_id, [65, 66, 67], 2, logprobs=entries), [65, 66])
+    chunk = sequence.events.get_nowait()
+    assert isinstance(chunk, GenerationChunk)
+    assert (chunk.token_ids, chunk.logprobs) == ((65, 66), tuple(entries[:2]))

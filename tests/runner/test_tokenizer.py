@@ -3,7 +3,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from transformers import AutoTokenizer
+from tokenizers import Tokenizer as RawTokenizer
+from tokenizers import decoders, models
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from specdec.errors import InvalidRequestError
 from specdec.runner.tokenizer import Tokenizer
@@ -66,3 +68,33 @@ def test_the_fingerprint_is_that_of_the_vocabulary(tmp_path: Path) -> None:
         for name, extra in (("a", ["<x>"]), ("b", ["<x>"]), ("c", ["<y>"]))
     )
     assert one == same != other
+
+
+def test_the_bytes_of_all_tokens_are_the_text(folder: Path) -> None:
+    tokenizer = tokenizer_in(folder)
+    text = " Hi , you ! 日本 🙂\n\n \ufffd don't"
+    assert b"".join(map(tokenizer.token_bytes, tokenizer.encode(text))).decode() == text
+    assert {tokenizer.token_bytes(token) for token in range(256)} == {bytes([byte]) for byte in range(256)}
+    assert tokenizer.token_bytes(EOS_TOKEN_ID) == b"<|end|>"
+
+
+def test_sentencepiece_tokens_keep_their_space_and_their_bytes() -> None:
+    vocabulary = {"<unk>": 0, "\u2581the": 1, "re": 2, "<0xE2>": 3, "<0x82>": 4, "<0xAC>": 5, "\u2581": 6}
+    raw = RawTokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>", byte_fallback=True))
+    raw.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=raw), frozenset())
+    assert b"".join(map(tokenizer.token_bytes, [1, 2, 3, 4, 5, 6, 2])).decode() == " there€ re"
+
+
+def test_bad_words_are_tokenized_as_given_and_after_a_space(folder: Path) -> None:
+    tokenizer = tokenizer_in(folder)
+    ab, space = tuple(tokenizer.encode("ab")), tokenizer.encode(" ")[0]
+    assert tokenizer.encode_bad_words(["ab"]) == (ab, (space, *ab))
+    assert set(tokenizer.encode_bad_words([" ab", "ab"])) == {ab, (space, *ab)}
+    assert tokenizer.encode_bad_words([]) == ()
+    for empty in ("", "  "):
+        with pytest.raises(InvalidRequestError, match="empty") as caught:
+            tokenizer.encode_bad_words(["ab", empty])
+        assert caught.value.param == "bad_words"

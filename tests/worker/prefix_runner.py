@@ -18,6 +18,7 @@ from specdec.cache.blocks import BLOCK_SIZE, num_blocks_for
 from specdec.cache.keys import KVIdentity
 from specdec.runner.batch import SequenceRows
 from specdec.sampling.choose import choose_tokens
+from specdec.sampling.mask import MaskFactory
 from specdec.types import SamplingParams, VerifyItem
 from specdec.worker.scheduler import Scheduler
 from specdec.worker.sequences import SequenceTable
@@ -36,7 +37,7 @@ def plain_tokens(prompt: Sequence[int], params: SamplingParams, count: int, salt
     """What plain decoding gives, one naive step at a time."""
     tokens = list(prompt)
     for _ in range(count):
-        tokens.append(oracles.choose(hashed_logits(tokens, salt), params, len(tokens)))
+        tokens.append(oracles.choose(hashed_logits(tokens, salt), params, len(tokens), tokens, len(prompt)))
     return tokens[len(prompt) :]
 
 
@@ -127,7 +128,12 @@ class FakeClock:
 
 
 def make_scheduler(
-    runner: PrefixRunner, clock: FakeClock | None = None, idle_timeout_s: float = 60.0, *, prefix_cache: bool = True
+    runner: PrefixRunner,
+    clock: FakeClock | None = None,
+    idle_timeout_s: float = 60.0,
+    make_mask: MaskFactory | None = None,
+    *,
+    prefix_cache: bool = True,
 ) -> Scheduler:
     """A scheduler for this runner, to be stepped by hand."""
     clock = clock or FakeClock()
@@ -144,6 +150,7 @@ def make_scheduler(
         max_tokens=runner.max_tokens,
         max_prefill_beside_decode=runner.max_prefill_beside_decode,
         clock=clock,
+        make_mask=make_mask,
     )
 
 
@@ -163,5 +170,5 @@ def step(scheduler: Scheduler, runner: PrefixRunner) -> bool:
 
 
 def whole(sequence_id: str, tokens: list[int], draft: list[int], params: SamplingParams) -> VerifyItem:
-    """An item that counts on nothing."""
-    return VerifyItem(sequence_id, 0, tokens, draft, params)
+    """An item that counts on nothing; its tokens are the prompt."""
+    return VerifyItem(sequence_id, 0, tokens, draft, params, len(tokens))

@@ -21,12 +21,16 @@ PARAMS = [
     SamplingParams(temperature=0.0),
     SamplingParams(temperature=0.8, seed=1),
     SamplingParams(temperature=1.2, top_k=6, top_p=0.9, seed=2),
+    SamplingParams(temperature=0.9, seed=3, repetition_penalty=1.4, frequency_penalty=0.5, presence_penalty=0.3),
+    SamplingParams(temperature=0.0, frequency_penalty=0.8, bad_words=((3, 4), (7,)), min_tokens=9, end_token_ids=(1,)),
 ]
 NOBODYS_PARAMS = SamplingParams(temperature=1.0, seed=99)
 COMMON = [(7 + n * n) % VOCAB_SIZE for n in range(110)]
 PROMPTS = [[3], COMMON[:60], [*COMMON[:70], 1, 2, 3], COMMON[:70], COMMON, [*COMMON[:100], *[5] * 10]]
 NAMES = [f"{kind}{n}" for kind in "rd" for n in range(5)]
-EXPECTED = {(p, i): plain_tokens(PROMPTS[p], PARAMS[i], NUM_TOKENS) for p in range(len(PROMPTS)) for i in range(3)}
+EXPECTED = {
+    (p, i): plain_tokens(PROMPTS[p], PARAMS[i], NUM_TOKENS) for p in range(len(PROMPTS)) for i in range(len(PARAMS))
+}
 
 # All that may ever be found: full blocks of what some reader's text begins with.
 TEXTS = [PROMPTS[p] + EXPECTED[p, i] for p, i in EXPECTED]
@@ -60,7 +64,7 @@ class Interleavings(RuleBasedStateMachine):
         self.runner = PrefixRunner(num_blocks=num_blocks, max_model_len=MAX_MODEL_LEN, max_tokens=max_tokens)
         self.clock = FakeClock()
         self.scheduler = make_scheduler(self.runner, self.clock, idle_timeout_s=20.0)
-        self.readers = [Reader(n + 1, n % 3) for n in range(5)]
+        self.readers = [Reader(n + 1, n % 5) for n in range(5)]
 
     def draft(self, reader: Reader, kind: str, length: int) -> list[int]:
         rest = reader.expected[len(reader.tokens) :]
@@ -92,6 +96,7 @@ class Interleavings(RuleBasedStateMachine):
             reader.committed[counted:],
             self.draft(reader, kind, length),
             PARAMS[reader.params] if counted == 0 else None,
+            len(PROMPTS[reader.prompt]) if counted == 0 else 0,
         )
         reader.call = Call([item])
         self.scheduler.add(reader.call)
@@ -127,13 +132,14 @@ class Interleavings(RuleBasedStateMachine):
         reader = self.readers[who]
         if reader.call is None:
             self.scheduler.release([f"r{who}"])
-            self.readers[who] = Reader((reader.prompt + 1) % len(PROMPTS), (reader.params + 1) % 3)
+            self.readers[who] = Reader((reader.prompt + 1) % len(PROMPTS), (reader.params + 1) % 5)
 
     @rule(who=st.integers(0, 4), prompt=st.integers(0, len(PROMPTS) - 1))
     def go_on_with_another_text(self, who: int, prompt: int) -> None:
         """Keep of a sequence what its text has in common with another, maybe half a block."""
         reader = self.readers[who]
-        if reader.call is None:
+        # Not under penalties: what counts as the prompt is settled at first contact.
+        if reader.call is None and reader.params < 3:
             pairs = zip(reader.committed[: reader.base], PROMPTS[prompt][:-1], strict=False)
             base = next((n for n, (mine, other) in enumerate(pairs) if mine != other), None)
             if base is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from specdec.cache.blocks import BLOCK_SIZE
@@ -196,7 +198,7 @@ def test_a_draft_is_never_found_before_it_is_verified() -> None:
 
 
 def test_a_target_that_keeps_unverified_drafts_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def take_choices(self: VerifyJob, tokens: list[int]) -> None:
+    def take_choices(self: VerifyJob, tokens: list[int], logprobs: Sequence[object]) -> None:
         self.result.output = tokens[:1]
         self.num_committed = self.sequence.length
         self.done = True
@@ -218,12 +220,12 @@ def test_a_drafter_that_registers_its_drafts_is_noticed(monkeypatch: pytest.Monk
 def test_salts_share_nothing() -> None:
     bench = Bench()
     for salt in (None, "a", "b"):
-        item = VerifyItem(f"first {salt}", 0, COMMON, [], GREEDY, salt)
+        item = VerifyItem(f"first {salt}", 0, COMMON, [], GREEDY, cache_salt=salt)
         assert bench.ask(item).num_cached_tokens == 0
     for salt in (None, "a", "b"):
         verify, propose = (
-            VerifyItem(f"v {salt}", 0, COMMON, [], GREEDY, salt),
-            ProposeItem("p", 0, COMMON, 1, GREEDY, salt),
+            VerifyItem(f"v {salt}", 0, COMMON, [], GREEDY, cache_salt=salt),
+            ProposeItem("p", 0, COMMON, 1, GREEDY, cache_salt=salt),
         )
         for item in (verify, propose):
             assert bench.ask(item).num_cached_tokens == 192
@@ -233,9 +235,9 @@ def test_salts_share_nothing() -> None:
 
 def test_a_reused_id_has_its_own_salt() -> None:
     bench = Bench()
-    bench.ask(VerifyItem("a", 0, COMMON, [], GREEDY, "old"))
-    assert bench.ask(VerifyItem("a", 0, COMMON, [], GREEDY, "new")).num_cached_tokens == 0
-    assert bench.ask(VerifyItem("b", 0, COMMON, [], GREEDY, "new")).num_cached_tokens == 192
+    bench.ask(VerifyItem("a", 0, COMMON, [], GREEDY, cache_salt="old"))
+    assert bench.ask(VerifyItem("a", 0, COMMON, [], GREEDY, cache_salt="new")).num_cached_tokens == 0
+    assert bench.ask(VerifyItem("b", 0, COMMON, [], GREEDY, cache_salt="new")).num_cached_tokens == 192
 
 
 def test_it_can_be_switched_off() -> None:
