@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +14,9 @@ from tests.models import make_tiny_model
 
 # As in the workers: many small products on several threads wait for each other, and longest on a busy machine.
 torch.set_num_threads(1)
+
+# Read by Ray when it is first imported. It listens on all interfaces: the token keeps others out.
+os.environ.update({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"})
 
 
 @pytest.fixture(scope="session")

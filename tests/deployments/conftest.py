@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import os
-import secrets
 from collections.abc import Iterator
 
 import pytest
@@ -13,10 +11,6 @@ from tests.deployments.cluster import RunningApp, free_port, ray_cluster
 @pytest.fixture(scope="session")
 def cluster_port() -> Iterator[int]:
     """The HTTP port of the one cluster all tests share."""
-    # Read by Ray when it starts. It listens on all interfaces: the token keeps others out.
-    os.environ.update(
-        {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
-    )
     port = free_port()
     with ray_cluster(port):
         yield port
