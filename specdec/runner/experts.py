@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from transformers.integrations.moe import ExpertsInterface
 
 from specdec.errors import UnsupportedModelError
-from specdec.runner.linears import PackedLinear, RowSafeLinear
+from specdec.runner.linears import PackedLinear, RowSafeLinear, linear_of
 from specdec.runner.rows import candidate_row_counts, find_safe_rows
 
 EXPERTS_NAME = "specdec_row_safe"
@@ -67,13 +67,7 @@ def _expert_linear(experts: Any, name: str, index: int, *, packed: bool) -> Pack
     weight = getattr(experts, name)[index].detach()
     weight = weight.T if experts.is_transposed else weight
     bias = getattr(experts, f"{name}_bias")[index].detach() if experts.has_bias else None
-    if packed:
-        return PackedLinear(weight, bias)
-    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
-    linear.weight = nn.Parameter(weight, requires_grad=False)
-    if bias is not None:
-        linear.bias = nn.Parameter(bias, requires_grad=False)
-    return linear
+    return linear_of(weight, bias, packed=packed)
 
 
 def experts_forward(experts: Any, hidden: Tensor, expert_ids: Tensor, weights: Tensor) -> Tensor:

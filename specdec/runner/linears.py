@@ -50,13 +50,24 @@ def make_linear(linears: Sequence[nn.Linear], *, packed: bool) -> nn.Module:
     if any(own is not None for own in biases):
         zeros = [weight.new_zeros(linear.out_features) for linear in linears]
         bias = torch.cat([zero if own is None else own for own, zero in zip(biases, zeros, strict=True)])
+    return linear_of(weight, bias, packed=packed)
+
+
+def linear_of(weight: Tensor, bias: Tensor | None, *, packed: bool) -> PackedLinear | nn.Linear:
+    """A linear layer with these weights.
+
+    Args:
+        weight: [out_features, in_features].
+        bias: [out_features] or None.
+        packed: make it a `PackedLinear`.
+    """
     if packed:
         return PackedLinear(weight, bias)
-    joined = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
-    joined.weight = nn.Parameter(weight, requires_grad=False)
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+    linear.weight = nn.Parameter(weight, requires_grad=False)
     if bias is not None:
-        joined.bias = nn.Parameter(bias, requires_grad=False)
-    return joined
+        linear.bias = nn.Parameter(bias, requires_grad=False)
+    return linear
 
 
 def pack_linears(model: nn.Module) -> None:
