@@ -71,6 +71,11 @@ class Job(ABC, Generic[ResultT]):
         """Take the tokens chosen for `tail_choices`; sets ``done``, or what to feed next."""
 
     @property
+    @abstractmethod
+    def num_tail_rows(self) -> int:
+        """Length of `tail_choices`, without making them."""
+
+    @property
     def num_tokens_to_feed(self) -> int:
         """Tokens the job would like to have computed in the next forward."""
         return len(self._to_feed)
@@ -107,6 +112,10 @@ class VerifyJob(Job[VerifyResult]):
         self._draft = draft
         self.result = VerifyResult(item.sequence_id)
 
+    @property
+    def num_tail_rows(self) -> int:
+        return len(self._draft) + 1
+
     def tail_choices(self) -> list[RowToChoose]:
         params, history = self.sequence.sampling, self.sequence.history
         # A position's context is the committed tokens and the draft before it, so that no penalty is weaker there.
@@ -117,7 +126,7 @@ class VerifyJob(Job[VerifyResult]):
                 RowContext(history, self._draft[:index]) if params.edits_logits else None,
                 params.logprobs,
             )
-            for index in range(len(self._draft) + 1)
+            for index in range(self.num_tail_rows)
         ]
 
     def take_choices(self, tokens: list[int], logprobs: Sequence[TokenLogprobs | None]) -> None:
@@ -143,6 +152,10 @@ class ProposeJob(Job[ProposeResult]):
         super().__init__(sequence, item, [], committed + max(num_draft_tokens - 1, 0))
         self._drafting = ModelDraft(sequence.sampling, num_draft_tokens, committed, sequence.history)
         self.result = ProposeResult(item.sequence_id, draft=self._drafting.tokens)
+
+    @property
+    def num_tail_rows(self) -> int:
+        return 0 if self._drafting.done else 1
 
     def tail_choices(self) -> list[RowToChoose]:
         return [] if self._drafting.done else [self._drafting.next_choice()]

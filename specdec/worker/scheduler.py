@@ -86,8 +86,9 @@ class Scheduler:
         self._drop_cancelled()
         self._admit()
         # Short ones first, otherwise in order of arrival, so that no flow of short prompts starves a long one.
-        jobs = sorted(self._jobs(), key=lambda entry: not self._decodes(entry[1]))
-        decoding = any(self._decodes(job) for _, job in jobs)
+        jobs = [(pending, job, self._decodes(job)) for pending, job in self._jobs()]
+        jobs.sort(key=lambda entry: not entry[2])
+        decoding = bool(jobs) and jobs[0][2]
         if decoding:
             self._rounds.begin()
         elif self._rounds.due:
@@ -95,8 +96,7 @@ class Scheduler:
         budget = self._max_tokens
         prefill_budget = self._max_prefill_beside_decode if decoding or self._rounds.decoding else budget
         batch: list[tuple[PendingItem, JobRows]] = []
-        for pending, job in jobs:
-            decodes = self._decodes(job)
+        for pending, job, decodes in jobs:
             rows = job.next_rows(budget if decodes else min(budget, prefill_budget))
             if rows is None:
                 continue
@@ -118,7 +118,7 @@ class Scheduler:
         """Whether a job is as short as a decode or verify step. What cannot be cut counts as short, too: otherwise it
         would wait for as long as others decode.
         """
-        return job.num_tokens_to_feed <= max(self._max_prefill_beside_decode, len(job.tail_choices()))
+        return job.num_tokens_to_feed <= max(self._max_prefill_beside_decode, job.num_tail_rows)
 
     def advance(
         self, pending: PendingItem, rows: JobRows, tokens: list[int], logprobs: Sequence[TokenLogprobs | None] = ()
